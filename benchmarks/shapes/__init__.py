@@ -1,0 +1,1 @@
+"""How the embedded model `shapes` is made and judged: scenes, the judge, both trainings, the evaluation."""

@@ -1,0 +1,203 @@
+"""The config round trip: the arguments of `__init__` are the config, and the config is a JSON file.
+
+A class that derives from `ConfigMixin` needs no decorator: its constructor is watched, and what it was called with,
+defaults filled in, becomes `self.config`.
+"""
+
+import functools
+import inspect
+import json
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, ClassVar, NoReturn, TypeVar
+
+from diffusion_core import __version__
+from diffusion_core.errors import ConfigError
+from diffusion_core.logging import get_logger
+
+logger = get_logger(__name__)
+
+# Written by the reference under this name; kept so that checkpoints go both ways.
+VERSION_KEY = "_diffusers_version"
+REFERENCE_VERSION = "0.42.1"
+# Keys that describe a file rather than an object: never handed to a constructor, never written back.
+_FILE_KEYS = frozenset({"_ignore_files", "_use_default_values", "_pre_quantization_dtype"})
+
+_Init = TypeVar("_Init", bound=Callable[..., None])
+
+
+class FrozenDict(dict[str, Any]):
+    """A dict that cannot be changed, and whose keys read as attributes too."""
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self[name]
+        except KeyError:
+            raise AttributeError(f"the config has no {name!r}; it has {sorted(self)}") from None
+
+    def _refuse(self, *_: Any, **__: Any) -> NoReturn:
+        raise TypeError("a config cannot be changed in place: make a new object with `from_config(config, key=value)`")
+
+    __setitem__ = __delitem__ = __setattr__ = __delattr__ = __ior__ = _refuse  # type: ignore[assignment]
+    pop = popitem = update = setdefault = clear = _refuse  # type: ignore[assignment]
+
+    def __reduce__(self) -> Any:
+        return FrozenDict, (dict(self),)
+
+
+class ConfigMixin:
+    """Base of everything that is built from a config file: models, schedulers, pipelines.
+
+    Subclasses name their file in `config_name`. Arguments in `ignore_for_config` are not recorded.
+    """
+
+    config_name: ClassVar[str] = "config.json"
+    ignore_for_config: ClassVar[tuple[str, ...] | list[str]] = ()
+    _internal_dict: FrozenDict
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "__init__" in cls.__dict__:
+            cls.__init__ = _recording(cls.__init__)  # type: ignore[method-assign]
+
+    @property
+    def config(self) -> FrozenDict:
+        """What the object was made with, defaults filled in, plus keys that `from_config` carried along."""
+        return self._internal_dict
+
+    def register_to_config(self, **values: Any) -> None:
+        """Add or replace entries of the config, as for a setting that changed after construction."""
+        current = self.__dict__.get("_internal_dict", FrozenDict())
+        self.__dict__["_internal_dict"] = FrozenDict({**current, **values})
+
+    @classmethod
+    def config_arguments(cls) -> dict[str, Any]:
+        """Every argument that a config may hold, with its default (`inspect.Parameter.empty` where it has none)."""
+        parameters = list(inspect.signature(cls.__init__).parameters.values())[1:]
+        kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+        return {
+            parameter.name: parameter.default
+            for parameter in parameters
+            if parameter.kind not in kinds and parameter.name not in cls.ignore_for_config
+        }
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any], return_unused_kwargs: bool = False, **kwargs: Any) -> Any:
+        """Build an object from a config, overridden by `kwargs`.
+
+        Keys that this class does not know stay in the new object's config, so that switching to another class and
+        back keeps them. A key that was only a default of the class that wrote it gives way to this class's default.
+
+        Args:
+            config: the mapping, such as another object's `config` or a loaded file.
+            return_unused_kwargs: also return the entries of `kwargs` that the class does not take.
+
+        Raises:
+            ConfigError: if `config` is not a mapping, or an argument that has no default is missing.
+        """
+        if not isinstance(config, Mapping):
+            remedy = " Load a file first with `load_config`." if isinstance(config, str | os.PathLike) else ""
+            raise ConfigError(f"{cls.__name__}.from_config needs a mapping, not {type(config).__name__}.{remedy}")
+        known = cls.config_arguments()
+        defaulted = set(config.get("_use_default_values", ())) if config.get("_class_name") != cls.__name__ else set()
+        values = {
+            key: value
+            for key, value in config.items()
+            if not key.startswith("_") and key not in defaulted and key not in kwargs
+        }
+        unused = {key: kwargs[key] for key in kwargs if key not in known}
+        arguments = {key: value for key, value in {**values, **kwargs}.items() if key in known}
+        missing = [key for key, default in known.items() if default is inspect.Parameter.empty and key not in arguments]
+        if missing:
+            raise ConfigError(f"the config for {cls.__name__} lacks {missing}, which have no default")
+        made = cls(**arguments)
+        carried = {key: value for key, value in values.items() if key not in known}
+        made.register_to_config(**carried)
+        return (made, unused) if return_unused_kwargs else made
+
+    @classmethod
+    def read_config(cls, path: str | os.PathLike[str]) -> dict[str, Any]:
+        """Read the config from a file, or from `config_name` inside a folder, and check that it is a JSON object.
+
+        Raises:
+            ConfigError: if there is no such file, or it is not a JSON object. The message names the file.
+        """
+        file = Path(path)
+        if file.is_dir():
+            file = file / cls.config_name
+        try:
+            content = json.loads(file.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise ConfigError(f"no file named {file.name} in {file.parent}") from None
+        except (ValueError, RecursionError, OSError) as error:
+            raise ConfigError(f"{file} is not readable as JSON: {error}") from error
+        if not isinstance(content, dict):
+            raise ConfigError(f"{file} holds a JSON {type(content).__name__}, expected an object")
+        return content
+
+    def save_config(self, save_directory: str | os.PathLike[str]) -> None:
+        """Write `config_name` into a folder, which is made if need be.
+
+        Raises:
+            NotADirectoryError: if `save_directory` is a file.
+        """
+        folder = Path(save_directory)
+        if folder.is_file():
+            raise NotADirectoryError(f"save_directory={str(folder)!r} is a file; name a folder")
+        folder.mkdir(parents=True, exist_ok=True)
+        write_text(folder / self.config_name, self.to_json_string())
+
+    def to_json_string(self) -> str:
+        """The config as the text of its file."""
+        content = {"_class_name": type(self).__name__, VERSION_KEY: REFERENCE_VERSION, "_library_version": __version__}
+        content |= {key: value for key, value in self.config.items() if key not in _FILE_KEYS | content.keys()}
+        return json.dumps(content, indent=2, sort_keys=True, default=_to_json) + "\n"
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write beside `path` and rename, so that a reader sees the old file or the new one, never half of one."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        beside.write_text(text, encoding="utf-8")
+        beside.replace(path)
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+def register_to_config(init: _Init) -> _Init:
+    """Mark a constructor as the config's source. Every constructor is; the name is here for code that writes it."""
+    return init
+
+
+def _recording(init: Callable[..., None]) -> Callable[..., None]:
+    """Wrap a constructor so that the outermost call records its arguments before the body runs."""
+    if getattr(init, "_records_config", False):
+        return init
+    signature = inspect.signature(init)
+
+    @functools.wraps(init)
+    def recorded(self: ConfigMixin, *args: Any, **kwargs: Any) -> None:
+        if "_internal_dict" not in self.__dict__:
+            bound = signature.bind(self, *args, **kwargs)
+            given = set(bound.arguments)
+            bound.apply_defaults()
+            known = type(self).config_arguments()
+            values = {key: value for key, value in bound.arguments.items() if key in known}
+            defaulted = sorted(set(known) - given)
+            self.register_to_config(**values, _use_default_values=defaulted)
+        init(self, *args, **kwargs)
+
+    recorded._records_config = True  # type: ignore[attr-defined]
+    return recorded
+
+
+def _to_json(value: Any) -> Any:
+    """Values that JSON has no word for: numpy and torch numbers, paths, dtypes, tuples inside objects."""
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if hasattr(value, "to_dict"):
+        return value.to_dict()
+    return str(value).removeprefix("torch.")

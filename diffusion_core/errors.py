@@ -1,0 +1,45 @@
+"""Every error that diffusion-core raises by itself, as a tree.
+
+    DiffusionCoreError
+    |-- CheckpointError (OSError)       a file or folder of weights that cannot be used
+    |   |-- CorruptFileError            truncated, not safetensors, a pointer or a page in place of weights
+    |   |-- MissingFileError            a file that the checkpoint promises or the caller asked for is absent
+    |   `-- KeyMismatchError            missing, unexpected or wrongly shaped tensors, listed
+    |-- ConfigError (ValueError)        a config or model_index that makes no sense
+    |-- PlacementError (ValueError)     a memory mode or device map that cannot be applied
+    `-- NumericalError (ArithmeticError)  values that are not finite
+
+Wrong arguments raise plain `ValueError` or `TypeError`, naming the argument and the remedy.
+"""
+
+
+class DiffusionCoreError(Exception):
+    """The root of the tree; catch it to catch all that the library raises on purpose."""
+
+
+class CheckpointError(DiffusionCoreError, OSError):
+    """A file or folder of weights cannot be used."""
+
+
+class CorruptFileError(CheckpointError):
+    """A file is not what its name says: truncated, a git-lfs pointer, an HTML page, a broken header."""
+
+
+class MissingFileError(CheckpointError):
+    """A file that a checkpoint promises, or that was asked for, is not there."""
+
+
+class KeyMismatchError(CheckpointError):
+    """The tensors of a checkpoint and of the model differ; the message lists every one that does."""
+
+
+class ConfigError(DiffusionCoreError, ValueError):
+    """A config file or model_index cannot be understood."""
+
+
+class PlacementError(DiffusionCoreError, ValueError):
+    """A device map or memory mode cannot be applied; nothing was changed."""
+
+
+class NumericalError(DiffusionCoreError, ArithmeticError):
+    """A model or scheduler produced values that are not finite."""

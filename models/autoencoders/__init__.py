@@ -1,0 +1,1 @@
+"""Autoencoders: pictures and films to latents and back."""

@@ -1,0 +1,1 @@
+"""Layers that models share, where they are the same."""

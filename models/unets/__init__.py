@@ -1,0 +1,1 @@
+"""U-Nets: convolutions down and up, with skips between."""
