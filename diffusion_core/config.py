@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn, TypeVar
 
-from diffusion_core import __version__
 from diffusion_core.errors import ConfigError
 from diffusion_core.logging import get_logger
 
@@ -150,7 +149,7 @@ class ConfigMixin:
 
     def to_json_string(self) -> str:
         """The config as the text of its file."""
-        content = {"_class_name": type(self).__name__, VERSION_KEY: REFERENCE_VERSION, "_library_version": __version__}
+        content = {"_class_name": type(self).__name__, VERSION_KEY: REFERENCE_VERSION,}
         content |= {key: value for key, value in self.config.items() if key not in _FILE_KEYS | content.keys()}
         return json.dumps(content, indent=2, sort_keys=True, default=_to_json) + "\n"
 

@@ -1,6 +1,5 @@
 """What both trainings share: a clock for the log, and states that are written beside and renamed into place."""
 
-import os
 import time
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ def save_state(path: Path, step: int, **parts: Any) -> None:
     """Write the step and the `state_dict()` of each part; the old file stays whole until the new one is."""
     beside = path.with_suffix(".new")
     torch.save({"step": step, **{name: part.state_dict() for name, part in parts.items()}}, beside)
-    os.replace(beside, path)
+    beside.replace(path)
 
 
 def load_state(path: Path, **parts: Any) -> int:
