@@ -1,0 +1,61 @@
+"""Activations by the names that configs use, and the gated feed-forward inputs of transformers."""
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+_ACTIVATIONS: dict[str, type[nn.Module]] = {
+    "gelu": nn.GELU,
+    "mish": nn.Mish,
+    "relu": nn.ReLU,
+    "silu": nn.SiLU,
+    "swish": nn.SiLU,
+}
+
+
+def get_activation(name: str) -> nn.Module:
+    """The activation called `name` in configs: gelu, mish, relu, silu or swish (the same), in any case.
+
+    Raises:
+        ValueError: if there is no activation of that name.
+    """
+    try:
+        return _ACTIVATIONS[name.lower()]()
+    except (KeyError, AttributeError):
+        raise ValueError(f"unknown activation {name!r}; known are {sorted(_ACTIVATIONS)}") from None
+
+
+class GELU(nn.Module):
+    """A linear layer and the Gaussian error unit (Hendrycks and Gimpel 2016); `approximate` is "none" or "tanh"."""
+
+    def __init__(self, dim_in: int, dim_out: int, approximate: str = "none", bias: bool = True) -> None:
+        super().__init__()
+        self.proj = nn.Linear(dim_in, dim_out, bias=bias)
+        self.approximate = approximate
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        return F.gelu(self.proj(hidden_states), approximate=self.approximate)
+
+
+class GEGLU(nn.Module):
+    """One linear layer makes values and gates; the gates pass through GELU (Shazeer 2020, "GLU variants", eq. 6)."""
+
+    def __init__(self, dim_in: int, dim_out: int, bias: bool = True) -> None:
+        super().__init__()
+        self.proj = nn.Linear(dim_in, 2 * dim_out, bias=bias)
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        values, gates = self.proj(hidden_states).chunk(2, dim=-1)
+        return values * F.gelu(gates)
+
+
+class SwiGLU(nn.Module):
+    """As `GEGLU`, with the gates through SiLU (Shazeer 2020, "GLU variants", eq. 6)."""
+
+    def __init__(self, dim_in: int, dim_out: int, bias: bool = True) -> None:
+        super().__init__()
+        self.proj = nn.Linear(dim_in, 2 * dim_out, bias=bias)
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        values, gates = self.proj(hidden_states).chunk(2, dim=-1)
+        return values * F.silu(gates)
