@@ -8,11 +8,13 @@ import functools
 import inspect
 import json
 import os
+import secrets
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn, TypeVar
 
-from diffusion_core.errors import ConfigError
+from diffusion_core.errors import ConfigError, MissingFileError
+from diffusion_core.hub import find_file, is_local
 from diffusion_core.logging import get_logger
 
 logger = get_logger(__name__)
@@ -21,13 +23,17 @@ logger = get_logger(__name__)
 VERSION_KEY = "_diffusers_version"
 REFERENCE_VERSION = "0.42.1"
 # Keys that describe a file rather than an object: never handed to a constructor, never written back.
-_FILE_KEYS = frozenset({"_ignore_files", "_use_default_values", "_pre_quantization_dtype"})
+_FILE_KEYS = frozenset({"_ignore_files", "_use_default_values", "_pre_quantization_dtype", "_name_or_path"})
 
 _Init = TypeVar("_Init", bound=Callable[..., None])
 
 
 class FrozenDict(dict[str, Any]):
-    """A dict that cannot be changed, and whose keys read as attributes too."""
+    """A dict that cannot be changed, and whose keys read as attributes too.
+
+    Two configs are equal if they build the same object: JSON has no tuples, so a list equals a tuple, and entries
+    whose names start with an underscore describe a file and do not count.
+    """
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -40,6 +46,14 @@ class FrozenDict(dict[str, Any]):
 
     __setitem__ = __delitem__ = __setattr__ = __delattr__ = __ior__ = _refuse  # type: ignore[assignment]
     pop = popitem = update = setdefault = clear = _refuse  # type: ignore[assignment]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Mapping) and _comparable(self) == _comparable(other)
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    __hash__ = None  # type: ignore[assignment]
 
     def __reduce__(self) -> Any:
         return FrozenDict, (dict(self),)
@@ -65,10 +79,17 @@ class ConfigMixin:
         """What the object was made with, defaults filled in, plus keys that `from_config` carried along."""
         return self._internal_dict
 
+    def __getattr__(self, name: str) -> Any:
+        """Entries of the config read as attributes, as code for older versions of the reference does."""
+        config = self.__dict__.get("_internal_dict")
+        if config is not None and name in config and not name.startswith("_"):
+            return config[name]
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
     def register_to_config(self, **values: Any) -> None:
         """Add or replace entries of the config, as for a setting that changed after construction."""
         current = self.__dict__.get("_internal_dict", FrozenDict())
-        self.__dict__["_internal_dict"] = FrozenDict({**current, **values})
+        self.__dict__["_internal_dict"] = FrozenDict({**current, **{key: _own(value) for key, value in values.items()}})
 
     @classmethod
     def config_arguments(cls) -> dict[str, Any]:
@@ -90,7 +111,7 @@ class ConfigMixin:
 
         Args:
             config: the mapping, such as another object's `config` or a loaded file.
-            return_unused_kwargs: also return the entries of `kwargs` that the class does not take.
+            return_unused_kwargs: also return the entries of `kwargs` that the class does not take; else they are warned of.
 
         Raises:
             ConfigError: if `config` is not a mapping, or an argument that has no default is missing.
@@ -113,7 +134,54 @@ class ConfigMixin:
         made = cls(**arguments)
         carried = {key: value for key, value in values.items() if key not in known}
         made.register_to_config(**carried)
-        return (made, unused) if return_unused_kwargs else made
+        if return_unused_kwargs:
+            return made, unused
+        if unused:
+            logger.warning("%s takes no %s; ignored. It takes %s", cls.__name__, sorted(unused), sorted(known))
+        return made
+
+    @classmethod
+    def load_config(
+        cls,
+        pretrained_model_name_or_path: str | os.PathLike[str],
+        *,
+        return_unused_kwargs: bool = False,
+        subfolder: str | None = None,
+        revision: str | None = None,
+        token: str | bool | None = None,
+        cache_dir: str | os.PathLike[str] | None = None,
+        force_download: bool = False,
+        local_files_only: bool = False,
+        **kwargs: Any,
+    ) -> Any:
+        """The config of a repo on the Hub, of a folder or of a JSON file, as a dict for `from_config`.
+
+        Args:
+            return_unused_kwargs: return a pair, the second being `kwargs`.
+
+        Raises:
+            MissingFileError: if there is no config; the message says where one is.
+            ConfigError: if the file is not a JSON object.
+            CheckpointError: if the repo cannot be reached.
+        """
+        path = Path(pretrained_model_name_or_path).expanduser()
+        if not path.is_file():
+            try:
+                path = find_file(
+                    pretrained_model_name_or_path,
+                    cls.config_name,
+                    subfolder=subfolder,
+                    revision=revision,
+                    token=token,
+                    cache_dir=cache_dir,
+                    force_download=force_download,
+                    local_files_only=local_files_only,
+                )
+            except MissingFileError as error:
+                hint = "" if subfolder or not is_local(path) else _subfolder_hint(path, cls.config_name)
+                raise MissingFileError(f"{error}{hint}") from error
+        config = cls.read_config(path)
+        return (config, kwargs) if return_unused_kwargs else config
 
     @classmethod
     def read_config(cls, path: str | os.PathLike[str]) -> dict[str, Any]:
@@ -147,21 +215,30 @@ class ConfigMixin:
         folder.mkdir(parents=True, exist_ok=True)
         write_text(folder / self.config_name, self.to_json_string())
 
+    def to_json_file(self, json_file_path: str | os.PathLike[str]) -> None:
+        """Write the config to a file of any name."""
+        write_text(Path(json_file_path), self.to_json_string())
+
     def to_json_string(self) -> str:
         """The config as the text of its file."""
-        content = {"_class_name": type(self).__name__, VERSION_KEY: REFERENCE_VERSION,}
+        content = {"_class_name": type(self).__name__, VERSION_KEY: REFERENCE_VERSION}
         content |= {key: value for key, value in self.config.items() if key not in _FILE_KEYS | content.keys()}
         return json.dumps(content, indent=2, sort_keys=True, default=_to_json) + "\n"
 
 
 def write_text(path: Path, text: str) -> None:
     """Write beside `path` and rename, so that a reader sees the old file or the new one, never half of one."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
         beside.write_text(text, encoding="utf-8")
         beside.replace(path)
     finally:
         beside.unlink(missing_ok=True)
+
+
+def unknown_entries(cls: type[ConfigMixin], config: Mapping[str, Any]) -> list[str]:
+    """The entries of a loaded config that the class has no argument for, sorted; those of the file do not count."""
+    return sorted(key for key in config if not key.startswith("_") and key not in cls.config_arguments())
 
 
 def register_to_config(init: _Init) -> _Init:
@@ -200,3 +277,21 @@ def _to_json(value: Any) -> Any:
     if hasattr(value, "to_dict"):
         return value.to_dict()
     return str(value).removeprefix("torch.")
+
+
+def _own(value: Any) -> Any:
+    """A copy of plain containers, so that a list that the caller changes later does not change the config."""
+    if type(value) in {list, tuple, set}:
+        return type(value)(_own(item) for item in value)
+    return {key: _own(item) for key, item in value.items()} if type(value) is dict else value
+
+
+def _comparable(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _comparable(item) for key, item in value.items() if not str(key).startswith("_")}
+    return [_comparable(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def _subfolder_hint(folder: Path, config_name: str) -> str:
+    holders = sorted(entry.name for entry in folder.iterdir() if (entry / config_name).is_file())
+    return f". These folders in it have one: {', '.join(holders)}; pass subfolder={holders[0]!r}." if holders else ""
