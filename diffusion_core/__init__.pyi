@@ -1,7 +1,11 @@
 # pyright: reportMissingImports=false
-from .config import ConfigMixin as ConfigMixin
-from .config import FrozenDict as FrozenDict
-from .errors import DiffusionCoreError as DiffusionCoreError
 from .outputs import BaseOutput as BaseOutput
+from .config import ConfigMixin as ConfigMixin
+from .errors import DiffusionCoreError as DiffusionCoreError
+from .pipelines.base import DiffusionPipeline as DiffusionPipeline
+from .config import FrozenDict as FrozenDict
+from .pipelines.base import Pipeline as Pipeline
+from .progress import disable_progress_bar as disable_progress_bar
+from .progress import enable_progress_bar as enable_progress_bar
 
 __version__: str

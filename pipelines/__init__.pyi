@@ -1,0 +1,2 @@
+from .base import DiffusionPipeline as DiffusionPipeline
+from .base import Pipeline as Pipeline

@@ -1,0 +1,281 @@
+"""`Pipeline`: components under one roof. Loading, saving, placement, progress, callbacks and the state of a call."""
+
+import inspect
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, ClassVar, TypeVar
+
+import torch
+from torch import nn
+
+from diffusion_core.config import ConfigMixin, FrozenDict
+from diffusion_core.logging import get_logger
+from diffusion_core.progress import check_options, progress_bar
+
+from .callbacks import Callback, StepCallback
+from .components import entry_of
+from .state import Run, Runs
+
+logger = get_logger(__name__)
+Self = TypeVar("Self", bound="Pipeline")
+
+
+class Pipeline(ConfigMixin):
+    """Base of all pipelines, and their loader: `Pipeline.from_pretrained(folder)` makes what the folder says.
+
+    A subclass takes its components and scalar settings as arguments of `__init__` and hands the components to
+    `register_modules`. Arguments without a default are required components; those with one are scalar settings,
+    unless `_optional_components` lists them.
+
+    A component is replaced by assigning it, `pipe.scheduler = other`, and dropped by assigning None.
+    """
+
+    config_name = "model_index.json"
+
+    _optional_components: ClassVar[list[str]] = []
+    _callback_tensor_inputs: ClassVar[list[str]] = ["latents"]
+    # The order in which components work, "text_encoder->unet->vae", and those that are left out of it.
+    model_cpu_offload_seq: ClassVar[str | None] = None
+    _exclude_from_cpu_offload: ClassVar[list[str]] = []
+
+    # Set while a memory mode is on: an object with `execution_device` and `free()`.
+    _placement: Any = None
+    _progress_bar_config: Mapping[str, Any] = FrozenDict()
+    _component_names: tuple[str, ...] = ()
+    _runs: Runs
+    name_or_path: str | None = None
+
+    def __new__(cls, *_: Any, **__: Any) -> Any:
+        self = super().__new__(cls)
+        self.__dict__["_runs"] = Runs.make()
+        return self
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {key: value for key, value in self.__dict__.items() if key != "_runs"}
+
+    # ---- components and config ----
+
+    @classmethod
+    def component_arguments(cls) -> dict[str, bool]:
+        """The names of the components that `__init__` takes, and whether each one is required."""
+        found = list(inspect.signature(cls.__init__).parameters.values())[1:]
+        return {
+            each.name: each.name not in cls._optional_components
+            for each in found
+            if each.kind not in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+            and (each.default is inspect.Parameter.empty or each.name in cls._optional_components)
+        }
+
+    @classmethod
+    def config_arguments(cls) -> dict[str, Any]:
+        """The scalar settings, with their defaults."""
+        components = cls.component_arguments()
+        return {name: default for name, default in super().config_arguments().items() if name not in components}
+
+    def register_modules(self, **components: Any) -> None:
+        """Make `components` attributes of this pipeline, and part of what is saved, moved and listed."""
+        names = [name for name in components if name not in self._component_names]
+        self._component_names = (*self._component_names, *names)
+        for name, component in components.items():
+            setattr(self, name, component)
+
+    @property
+    def components(self) -> dict[str, Any]:
+        """All components by name, absent ones as None: the arguments for another pipeline of the same parts."""
+        return {name: getattr(self, name) for name in self._component_names}
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """The scalar settings that this pipeline was made with."""
+        return {name: self.config[name] for name in self.config_arguments() if name in self.config}
+
+    @property
+    def num_components(self) -> int:
+        """How many components are present."""
+        return sum(component is not None for component in self.components.values())
+
+    @property
+    def config(self) -> FrozenDict:
+        """The content of `model_index.json`: scalar settings, and `(library, class)` of each component as it is now."""
+        entries = {name: entry_of(component) for name, component in self.components.items()}
+        return FrozenDict({**self.__dict__.get("_internal_dict", {}), **entries})
+
+    def __repr__(self) -> str:
+        lines = [f"  {name}: {_describe(component)}" for name, component in self.components.items()]
+        lines += [f"  {name}={value!r}" for name, value in self.parameters.items()]
+        return "\n".join([f"{type(self).__name__}(", *lines, ")"])
+
+    # ---- the state of a call ----
+
+    @contextmanager
+    def run(self, **state: Any) -> Iterator[Run]:
+        """Hold the state of one call; on every way out, let go of what the memory mode has brought in.
+
+        Inside, `pipe.guidance_scale` reads what `run(guidance_scale=...)` was given, in this thread, and
+        `pipe._guidance_scale = x` changes it. `pipe._interrupt = True` asks the call to stop; from a thread without a
+        call of its own it asks all calls. After the call the values of the thread's last call can still be read.
+        """
+        for name in state.keys() - set(self._component_names):
+            # What was assigned before any call would hide the call's value.
+            self.__dict__.pop(name, None)
+            self.__dict__.pop(f"_{name}", None)
+        run = Run(**state)
+        self._runs.start(run)
+        try:
+            yield run
+        finally:
+            if self._runs.finish(run):
+                self.maybe_free_model_hooks()
+
+    def __getattr__(self, name: str) -> Any:
+        if not name.startswith("__") and "_runs" in self.__dict__:
+            run = self._runs.current()
+            state = run.__dict__ if run else {"interrupt": False}
+            if name.removeprefix("_") in state:
+                return state[name.removeprefix("_")]
+        raise AttributeError(f"{type(self).__name__} has no attribute {name!r}; its components are {self._listed()}")
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        key = name.removeprefix("_")
+        if key == "interrupt":
+            self._runs.interrupt(bool(value))
+            return
+        run = self._runs.current()
+        if run is not None and key in run.__dict__:
+            setattr(run, key, value)
+        else:
+            super().__setattr__(name, value)
+
+    def step_callback(self, callback: Callback | None, names: Sequence[str] | None = None) -> StepCallback:
+        """Check `callback_on_step_end` and its tensor names before the first model call.
+
+        The result is called as `callback(step, timestep, latents=latents, ...)` with all tensors that may be seen or
+        changed, and returns them as a dict.
+        """
+        return StepCallback(self, callback, names)
+
+    # ---- progress ----
+
+    def progress_bar(self, iterable: Iterable[Any] | None = None, total: float | None = None) -> Any:
+        """A progress bar with this pipeline's settings, over `iterable` or with `total` steps."""
+        return progress_bar(iterable, total, **self._progress_bar_config)
+
+    def set_progress_bar_config(self, **options: Any) -> None:
+        """Set options of tqdm for this pipeline's bars, such as `disable=True` or `desc="Drawing"`.
+
+        Raises:
+            TypeError: if tqdm has no such option.
+        """
+        check_options(options)
+        self._progress_bar_config = FrozenDict(options)
+
+    # ---- placement ----
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the first component that is not on the cpu, else the cpu."""
+        devices = [_device(module) for module in self._modules().values()]
+        return next((each for each in devices if each.type not in ("cpu", "meta")), torch.device("cpu"))
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the first component that has weights, else float32."""
+        return next((_dtype(module) for module in self._modules().values()), torch.float32)
+
+    @property
+    def _execution_device(self) -> torch.device:
+        """Where the components compute, wherever their weights are kept."""
+        return self.device if self._placement is None else self._placement.execution_device
+
+    def to(self: Self, *args: Any, silence_dtype_warnings: bool = False, **kwargs: Any) -> Self:
+        """Move and cast all components that are modules: `to(device)`, `to(dtype)`, or both in either order.
+
+        Layers that a model keeps in float32 stay so. Components that are no modules are left alone.
+
+        Raises:
+            TypeError: if an argument is neither a device nor a dtype, or there is none.
+            ValueError: if a device or dtype is given twice, or the device is not there.
+        """
+        device, dtype = _device_and_dtype(args, kwargs)
+        if device is not None:
+            _check_device(device)
+        for module in self._modules().values():
+            target = {"device": device, "dtype": dtype}
+            module.to(**{key: value for key, value in target.items() if value is not None})
+        return self
+
+    def maybe_free_model_hooks(self) -> None:
+        """Let go of the weights that a memory mode has brought to its device; without one there is nothing to do."""
+        if self._placement is not None:
+            self._placement.free()
+
+    def _modules(self) -> dict[str, nn.Module]:
+        """The components that are modules with weights."""
+        present = {name: part for name, part in self.components.items() if isinstance(part, nn.Module)}
+        return {name: part for name, part in present.items() if next(part.parameters(), None) is not None}
+
+    def _listed(self) -> str:
+        return ", ".join(self._component_names) or "none"
+
+
+DiffusionPipeline = Pipeline
+
+
+def _device(module: nn.Module) -> torch.device:
+    return next(module.parameters()).device
+
+
+def _dtype(module: nn.Module) -> torch.dtype:
+    stated = getattr(module, "dtype", None)
+    return stated if isinstance(stated, torch.dtype) else next(module.parameters()).dtype
+
+
+def _describe(component: Any) -> str:
+    """A component in a few words: its class, and for modules their size, dtype and device."""
+    name = entry_of(component)[1] or "None"
+    if not isinstance(component, nn.Module) or next(component.parameters(), None) is None:
+        return name
+    count = sum(parameter.numel() for parameter in component.parameters())
+    return f"{name}, {count:,} parameters, {str(_dtype(component)).removeprefix('torch.')} on {_device(component)}"
+
+
+def _device_and_dtype(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[torch.device | None, torch.dtype | None]:
+    given: dict[str, list[Any]] = {"device": [], "dtype": []}
+    for value in args:
+        given["dtype" if isinstance(value, torch.dtype) else "device"].append(value)
+    for name, value in kwargs.items():
+        if name not in given:
+            raise TypeError(f"to() takes a device and a dtype, not {name!r}")
+        if value is not None:
+            given[name].append(value)
+    for name, values in given.items():
+        if len(values) > 1:
+            raise ValueError(f"to() was given more than one {name}: {values}")
+    devices, dtypes = given["device"], given["dtype"]
+    if not devices and not dtypes:
+        raise TypeError("to() needs a device, a dtype, or both")
+    if devices and not isinstance(devices[0], str | int | torch.device):
+        raise TypeError(f"to() takes a device and a dtype, not {type(devices[0]).__name__}")
+    if dtypes and not (isinstance(dtypes[0], torch.dtype) and dtypes[0].is_floating_point):
+        raise TypeError(f"to() takes a floating point dtype such as torch.float16, not {dtypes[0]!r}")
+    return (as_device(devices[0]) if devices else None), (dtypes[0] if dtypes else None)
+
+
+def as_device(device: str | int | torch.device) -> torch.device:
+    """A device from what torch takes for one.
+
+    Raises:
+        ValueError: if it names none.
+    """
+    try:
+        return torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        raise ValueError(f"{device!r} is not a device: {str(error).splitlines()[0]}") from None
+
+
+def _check_device(device: torch.device) -> None:
+    """Find out before anything moves whether the device is there."""
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise ValueError(f"device {str(device)!r} cannot be used here: {str(error).splitlines()[0]}") from error
