@@ -1,0 +1,119 @@
+"""Train the denoiser and text encoder of the embedded model: `python -m benchmarks.shapes.denoiser --work DIR`.
+
+Needs the autoencoder of `DIR/autoencoder.pt`. Latents of the training scenes are encoded once; the denoiser then learns
+the velocity (Salimans and Ho 2022, appendix D) under captions that are dropped one time in ten, for classifier-free
+guidance (Ho and Salimans 2022). Stopped at any time, it goes on from `DIR/denoiser.pt`.
+"""
+
+import argparse
+import random
+import time
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from diffusion_core.models import AutoencoderKL
+from diffusion_core.pipelines import StableDiffusionPipeline
+
+from .autoencoder import CONFIG, to_input
+from .evaluate import evaluate, held_out_scenes
+from .parts import TOKENS, load_tokenizer, make_scheduler, make_text_encoder, make_unet
+from .scenes import caption, pixels, sample_scene
+from .training import Average, Clock, load_state, save_state
+
+PEAK_RATE, WARMUP, BATCH, SCENES, DROPPED = 8e-4, 200, 64, 80_000, 0.1
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--work", type=Path, required=True, help="folder for the checkpoints of this training")
+    parser.add_argument("--steps", type=int, default=9000)
+    parser.add_argument("--score-minutes", type=float, default=15, help="time between two scores of 60 prompts")
+    arguments = parser.parse_args()
+    train(arguments.work, arguments.steps, arguments.score_minutes)
+
+
+def load_autoencoder(work: Path) -> AutoencoderKL:
+    model = AutoencoderKL(**CONFIG).to(memory_format=torch.channels_last)
+    load_state(work / "autoencoder.pt", model=model)
+    return model.eval().requires_grad_(False)
+
+
+def train(work: Path, steps: int, score_minutes: float) -> None:
+    torch.manual_seed(0)
+    clock = Clock()
+    tokenizer = load_tokenizer(work / "tokenizer")
+    vae, scheduler = load_autoencoder(work), make_scheduler()
+    latents, ids, scale = training_set(work, vae, tokenizer)
+    vae.register_to_config(scaling_factor=scale)
+    unet = make_unet().to(memory_format=torch.channels_last)
+    parts = torch.nn.ModuleDict({"unet": unet, "text_encoder": make_text_encoder(tokenizer)})
+    optimizer = torch.optim.AdamW(parts.parameters(), PEAK_RATE, betas=(0.9, 0.99), weight_decay=0.01)
+    average = Average(parts)
+    step = load_state(work / "denoiser.pt", model=parts, optimizer=optimizer, average=average)
+    torch.manual_seed(step)
+    nothing = torch.tensor(tokenizer("", padding="max_length", max_length=TOKENS)["input_ids"])
+    clock.say(f"{len(latents)} scenes, {sum(p.numel() for p in parts.parameters()):,} parameters, step {step}")
+    score_at = time.monotonic() + 60 * score_minutes
+    total = 0.0
+    while step < steps:
+        for group in optimizer.param_groups:
+            group["lr"] = PEAK_RATE * min(1.0, step / WARMUP) * (1 - 0.98 * step / steps)
+        chosen = torch.randint(len(latents), (BATCH,))
+        tokens = ids[chosen, torch.randint(ids.shape[1], (BATCH,))].long()
+        tokens[torch.rand(BATCH) < DROPPED] = nothing
+        loss = loss_of(parts, scheduler, latents[chosen] * scale, tokens)
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(parts.parameters(), 1.0)
+        optimizer.step()
+        average.update(parts, step)
+        step += 1
+        total += loss.item()
+        if step % 200 == 0:
+            clock.say(f"denoiser step {step}, mean loss {total / 200:.4f}")
+            total = 0.0
+        if step % 500 == 0 or step == steps:
+            save_state(work / "denoiser.pt", step, model=parts, optimizer=optimizer, average=average)
+        if time.monotonic() > score_at:
+            with average.in_place(parts):
+                pipeline = StableDiffusionPipeline(
+                    vae, parts["text_encoder"], tokenizer, unet, scheduler, None, None, requires_safety_checker=False
+                )
+                clock.say(f"step {step}, verdicts {evaluate(pipeline, held_out_scenes(60))[0]}")
+            score_at = time.monotonic() + 60 * score_minutes
+
+
+def loss_of(parts: torch.nn.ModuleDict, scheduler: object, latents: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+    noise = torch.randn_like(latents)
+    timesteps = torch.randint(0, 1000, (len(latents),))
+    noisy = scheduler.add_noise(latents, noise, timesteps)
+    # The flash kernel's backward took 45% of a step on the CPU; the plain one does not.
+    with sdpa_kernel(SDPBackend.MATH), torch.autocast("cpu", torch.bfloat16):
+        velocity = parts["unet"](noisy, timesteps, parts["text_encoder"](tokens)[0]).sample
+    return F.mse_loss(velocity.float(), scheduler.get_velocity(latents, noise, timesteps))
+
+
+@torch.no_grad()
+def training_set(work: Path, vae: AutoencoderKL, tokenizer: object) -> tuple[torch.Tensor, torch.Tensor, float]:
+    """Latents (N, 8, 8, 8), two captions each as ids (N, 2, 32), and the scale that makes latents of unit deviation."""
+    file = work / "latents.pt"
+    if not file.exists():
+        rng = random.Random(1)
+        scenes = [sample_scene(rng) for _ in range(SCENES)]
+        texts = [text for scene in scenes for text in (scene.prompt, caption(scene, rng))]
+        ids = tokenizer(texts, padding="max_length", max_length=TOKENS)["input_ids"]
+        latents = []
+        for start in range(0, SCENES, 100):
+            batch = torch.from_numpy(pixels(scenes[start : start + 100])).permute(0, 3, 1, 2)
+            latents.append(vae.encode(to_input(batch)).latent_dist.mode())
+        whole = torch.cat(latents).contiguous(memory_format=torch.channels_last)
+        torch.save({"latents": whole, "ids": torch.tensor(ids, dtype=torch.int16).view(SCENES, 2, TOKENS)}, file)
+    state = torch.load(file, weights_only=True)
+    return state["latents"], state["ids"], round(1 / state["latents"].std().item(), 5)
+
+
+if __name__ == "__main__":
+    main()
