@@ -111,7 +111,7 @@ class ConfigMixin:
 
         Args:
             config: the mapping, such as another object's `config` or a loaded file.
-            return_unused_kwargs: also return the entries of `kwargs` that the class does not take, instead of a warning.
+            return_unused_kwargs: also return what `kwargs` holds beyond the arguments, instead of a warning.
 
         Raises:
             ConfigError: if `config` is not a mapping, or an argument that has no default is missing.
