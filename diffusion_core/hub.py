@@ -99,6 +99,32 @@ def snapshot(
     )
 
 
+def list_files(
+    repo_or_folder: str | os.PathLike[str],
+    *,
+    revision: str | None = None,
+    token: str | bool | None = None,
+    cache_dir: str | os.PathLike[str] | None = None,
+    force_download: bool = False,
+    local_files_only: bool = False,
+) -> list[str]:
+    """The names of all files of a folder or of a repo, as `unet/config.json`; offline, of those in the cache.
+
+    Raises:
+        CheckpointError: if the repo cannot be reached or read, and nothing of it is in the cache.
+    """
+    if not is_local(repo_or_folder):
+        from huggingface_hub import constants
+
+        repo = _repo_id(repo_or_folder)
+        listed = None if local_files_only or constants.HF_HUB_OFFLINE else _listed(repo, revision, token)
+        if listed is not None:
+            return sorted(listed)
+    cached = snapshot(repo_or_folder, revision=revision, cache_dir=cache_dir, local_files_only=True)
+    found = (Path(folder, name) for folder, _, names in os.walk(cached) for name in names)
+    return sorted(file.relative_to(cached).as_posix() for file in found)
+
+
 def upload(folder: str | os.PathLike[str], repo_id: str, *, private: bool | None = None, **kwargs: Any) -> str:
     """Make the repo if need be and upload a folder to it; `kwargs` go to `huggingface_hub`'s `upload_folder`.
 
@@ -268,20 +294,27 @@ def _presence(
         folder = Path(repo_or_folder).expanduser() / (subfolder or "")
         return lambda name: (folder / name).is_file()
     repo = _repo_id(repo_or_folder)
-    from huggingface_hub import HfApi, constants, try_to_load_from_cache
+    from huggingface_hub import constants, try_to_load_from_cache
 
     prefix = f"{subfolder}/" if subfolder else ""
-    if not (local_files_only or constants.HF_HUB_OFFLINE):
-        try:
-            listed = set(HfApi().list_repo_files(repo, revision=revision, token=token))
-            return lambda name: prefix + name in listed
-        except Exception as error:
-            # Without a connection the cache may still hold everything; a repo that is refused or absent is an error.
-            if getattr(error, "response", None) is not None:
-                raise _explained(error, repo) from error
-            logger.info("cannot list %s (%s); looking in the cache", repo, error)
+    listed = None if local_files_only or constants.HF_HUB_OFFLINE else _listed(repo, revision, token)
+    if listed is not None:
+        return lambda name: prefix + name in listed
     cached = {"cache_dir": cache_dir, "revision": revision}
     return lambda name: isinstance(try_to_load_from_cache(repo, prefix + name, **cached), str)
+
+
+def _listed(repo: str, revision: str | None, token: str | bool | None) -> set[str] | None:
+    """The names of a repo's files; None without a connection, when the cache may still hold everything."""
+    from huggingface_hub import HfApi
+
+    try:
+        return set(HfApi().list_repo_files(repo, revision=revision, token=token))
+    except Exception as error:
+        if getattr(error, "response", None) is not None:  # a repo that is refused or absent
+            raise _explained(error, repo) from error
+        logger.info("cannot list %s (%s); looking in the cache", repo, error)
+        return None
 
 
 def _repo_id(repo_or_folder: str | os.PathLike[str]) -> str:
