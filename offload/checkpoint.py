@@ -44,7 +44,6 @@ _REMOTE_TYPES = frozenset({
     "nfs", "nfs4", "ocfs2", "orangefs", "panfs", "prl_fs", "smb3", "smbfs", "v9fs", "vboxsf", "virtiofs", "vmhgfs",
     "wekafs",
 })  # fmt: skip
-)
 
 
 @dataclass(frozen=True)
@@ -279,7 +278,8 @@ class Checkpoint(Mapping[str, torch.Tensor]):
             source = TensorFile(path, disable_mmap=disable_mmap)
             self._open.append(source)
             infos = source.header.tensors
-            self.aliases |= {name: kept for name, kept in source.metadata.items() if name not in infos and kept in infos}
+            notes = source.metadata.items()
+            self.aliases |= {name: kept for name, kept in notes if name not in infos and kept in infos}
             self.channels_last |= _listed(source.metadata.get(MEMORY_FORMAT_KEY), infos)
             if verify_checksum:
                 verify(source.header)
