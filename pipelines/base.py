@@ -1,19 +1,25 @@
 """`Pipeline`: components under one roof. Loading, saving, placement, progress, callbacks and the state of a call."""
 
 import inspect
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import nn
 
 from diffusion_core.config import ConfigMixin, FrozenDict
+from diffusion_core.hub import find_file, is_local, upload
 from diffusion_core.logging import get_logger
 from diffusion_core.progress import check_options, progress_bar
 
 from .callbacks import Callback, StepCallback
-from .components import entry_of
+from .components import ABSENT, entry_of
+from .loading import WeightOptions, as_dtype, check_device, device_for, fetch, is_entry, load, pipeline_class, share
+from .saving import save
 from .state import Run, Runs
 
 logger = get_logger(__name__)
@@ -104,6 +110,183 @@ class Pipeline(ConfigMixin):
         lines = [f"  {name}: {_describe(component)}" for name, component in self.components.items()]
         lines += [f"  {name}={value!r}" for name, value in self.parameters.items()]
         return "\n".join([f"{type(self).__name__}(", *lines, ")"])
+
+    # ---- loading and saving ----
+
+    @classmethod
+    def from_pretrained(
+        cls: type[Self],
+        pretrained_model_name_or_path: str | os.PathLike[str],
+        *,
+        dtype: Any = None,
+        torch_dtype: Any = None,
+        variant: str | None = None,
+        use_safetensors: bool | None = None,
+        device_map: Any = None,
+        max_memory: Any = None,
+        offload_folder: Any = None,
+        low_cpu_mem_usage: bool = True,
+        disable_mmap: bool = False,
+        revision: str | None = None,
+        token: str | bool | None = None,
+        cache_dir: str | os.PathLike[str] | None = None,
+        force_download: bool = False,
+        local_files_only: bool = False,
+        **given: Any,
+    ) -> Self:
+        """Load a pipeline from a folder or from a repo on the Hub.
+
+        Called on `Pipeline`, it makes the class that `model_index.json` names; called on a subclass, it makes that
+        class from the components that it needs. Everything is checked before the first weight is read.
+
+        Args:
+            pretrained_model_name_or_path: a local folder, or a repo id such as "owner/name".
+            dtype: the dtype of the weights: a torch dtype or its name, None for float32, "auto" to keep what the
+                files have, or a dict by component, whose entry "default" stands for the others.
+            torch_dtype: the older name of `dtype`.
+            variant: load weight files of this variant, such as "fp16", where a component has them.
+            use_safetensors: True refuses `.bin` files, False reads only those, None prefers safetensors.
+            device_map: load straight onto one device: its name, a `torch.device` or `{"": device}`.
+            max_memory, offload_folder: for weights that are spread over devices.
+            low_cpu_mem_usage: build models without memory, and fill them tensor by tensor.
+            disable_mmap: read weight files instead of mapping them.
+            revision: a branch, tag or commit of the repo; all files come from the same commit.
+            token, cache_dir, force_download, local_files_only: how files come from the Hub.
+            given: components by name that replace those of the checkpoint (None drops one), and scalar settings.
+
+        Raises:
+            TypeError: for an unknown argument, or a component of the wrong kind.
+            ValueError: if `dtype` and `torch_dtype` are both given, or a value makes no sense.
+            ConfigError: if `model_index.json` cannot be understood or lacks a required component.
+            MissingFileError: if files are missing, or no component has the variant.
+            CheckpointError: if a component cannot be loaded; the message names it.
+            PlacementError: if `device_map` cannot be applied.
+        """
+        if dtype is not None and torch_dtype is not None:
+            raise ValueError("dtype and torch_dtype are the same argument; pass one of them")
+        source = os.fspath(pretrained_model_name_or_path)
+        device = device_for(device_map, max_memory, offload_folder)
+        options = WeightOptions(
+            dtype=torch_dtype if dtype is None else dtype,
+            variant=variant,
+            use_safetensors=use_safetensors,
+            low_cpu_mem_usage=low_cpu_mem_usage,
+            disable_mmap=disable_mmap,
+            device=device,
+        )
+        hub = {
+            "revision": revision,
+            "token": token,
+            "cache_dir": cache_dir,
+            "force_download": force_download,
+            "local_files_only": local_files_only,
+        }
+        index, hub = cls._read_index(source, hub)
+        return load(pipeline_class(index, cls) if cls is Pipeline else cls, index, source, options, hub, given)
+
+    @classmethod
+    def download(
+        cls,
+        pretrained_model_name: str | os.PathLike[str],
+        *,
+        variant: str | None = None,
+        use_safetensors: bool | None = None,
+        **hub: Any,
+    ) -> Path:
+        """Download what `from_pretrained` would read, without loading it, and return the folder.
+
+        Args:
+            pretrained_model_name: a repo id; a local folder is returned as it is.
+            variant, use_safetensors: as for `from_pretrained`.
+            hub: `revision`, `token`, `cache_dir`, `force_download`, `local_files_only`.
+
+        Raises:
+            MissingFileError: if no component has the variant.
+            CheckpointError: if the repo cannot be reached or read.
+        """
+        source = os.fspath(pretrained_model_name)
+        index, hub = cls._read_index(source, hub)
+        names = [name for name, value in index.items() if is_entry(value) and tuple(value) != ABSENT]
+        return fetch(source, names, WeightOptions(variant=variant, use_safetensors=use_safetensors), hub)[0]
+
+    @classmethod
+    def _read_index(cls, source: str, hub: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The content of `model_index.json`, and `hub` with the commit that it came from."""
+        path = find_file(source, cls.config_name, **hub)
+        # The cache of the Hub keeps a folder for each commit.
+        commit = {} if is_local(source) or path.parents[1].name != "snapshots" else {"revision": path.parent.name}
+        return cls.read_config(path), {**hub, **commit}
+
+    def save_pretrained(
+        self,
+        save_directory: str | os.PathLike[str],
+        safe_serialization: bool = True,
+        variant: str | None = None,
+        max_shard_size: int | str | None = None,
+        push_to_hub: bool = False,
+        **upload_options: Any,
+    ) -> None:
+        """Save all components and `model_index.json`, so that this library and the reference can load them.
+
+        `model_index.json` is written last: a folder that has a new one is complete.
+
+        Args:
+            save_directory: the folder, made if need be.
+            safe_serialization: safetensors files rather than pickles, for components that know both.
+            variant: a part for the names of weight files, such as "fp16".
+            max_shard_size: where to split weight files, in bytes or as "5GB"; None leaves it to the components.
+            push_to_hub: also upload the folder.
+            upload_options: for the upload: `repo_id` (the folder's name if absent), `token`, `private`,
+                `commit_message`, `create_pr`.
+
+        Raises:
+            NotADirectoryError: if `save_directory` is a file.
+            TypeError: if a component cannot be saved; nothing is written then.
+        """
+        if upload_options and not push_to_hub:
+            raise TypeError(f"save_pretrained got {', '.join(upload_options)}, which only push_to_hub=True uses")
+        folder = Path(save_directory).expanduser()
+        options = {"safe_serialization": safe_serialization, "variant": variant, "max_shard_size": max_shard_size}
+        save(self.components, folder, **options)
+        self.save_config(folder)
+        if push_to_hub:
+            upload(folder, upload_options.pop("repo_id", folder.name), **upload_options)
+
+    def push_to_hub(self, repo_id: str, *, variant: str | None = None, **upload_options: Any) -> str:
+        """Save to a temporary folder and upload it; returns the address of the commit.
+
+        Args:
+            repo_id: such as "owner/name"; made if need be.
+            variant: a part for the names of weight files, such as "fp16".
+            upload_options: `token`, `private`, `commit_message`, `create_pr`.
+        """
+        with TemporaryDirectory() as folder:
+            self.save_pretrained(folder, variant=variant)
+            return upload(folder, repo_id, **{"commit_message": f"Upload {type(self).__name__}", **upload_options})
+
+    @classmethod
+    def from_pipe(cls: type[Self], pipeline: "Pipeline", **given: Any) -> Self:
+        """A pipeline of this class that shares the components of another one, which stays as it is.
+
+        Args:
+            pipeline: where the components come from. Called on `Pipeline`, the result is of its class.
+            given: components and settings by name that replace those of `pipeline`. `torch_dtype` or `dtype` is
+                accepted where it is the dtype that the components have.
+
+        Raises:
+            TypeError: if `pipeline` is no pipeline, or for an unknown argument.
+            ValueError: if required components are missing, or a dtype would change the components of `pipeline`.
+        """
+        if not isinstance(pipeline, Pipeline):
+            raise TypeError(f"from_pipe takes a pipeline, not a {type(pipeline).__name__}")
+        target = type(pipeline) if cls is Pipeline else cls
+        dtype = given.pop("dtype", given.pop("torch_dtype", None))
+        if dtype is not None and as_dtype(dtype) != pipeline.dtype:
+            raise ValueError(
+                f"dtype={dtype} would change the components that are shared with the other pipeline, which have"
+                f" {pipeline.dtype}; leave it out, and call .to(dtype) if both are to change"
+            )
+        return share(target, pipeline.components, pipeline.config, given)
 
     # ---- the state of a call ----
 
@@ -197,8 +380,6 @@ class Pipeline(ConfigMixin):
             ValueError: if a device or dtype is given twice, or the device is not there.
         """
         device, dtype = _device_and_dtype(args, kwargs)
-        if device is not None:
-            _check_device(device)
         for module in self._modules().values():
             target = {"device": device, "dtype": dtype}
             module.to(**{key: value for key, value in target.items() if value is not None})
@@ -258,24 +439,4 @@ def _device_and_dtype(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[to
         raise TypeError(f"to() takes a device and a dtype, not {type(devices[0]).__name__}")
     if dtypes and not (isinstance(dtypes[0], torch.dtype) and dtypes[0].is_floating_point):
         raise TypeError(f"to() takes a floating point dtype such as torch.float16, not {dtypes[0]!r}")
-    return (as_device(devices[0]) if devices else None), (dtypes[0] if dtypes else None)
-
-
-def as_device(device: str | int | torch.device) -> torch.device:
-    """A device from what torch takes for one.
-
-    Raises:
-        ValueError: if it names none.
-    """
-    try:
-        return torch.device(device)
-    except (RuntimeError, TypeError) as error:
-        raise ValueError(f"{device!r} is not a device: {str(error).splitlines()[0]}") from None
-
-
-def _check_device(device: torch.device) -> None:
-    """Find out before anything moves whether the device is there."""
-    try:
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        raise ValueError(f"device {str(device)!r} cannot be used here: {str(error).splitlines()[0]}") from error
+    return (check_device(devices[0]) if devices else None), (dtypes[0] if dtypes else None)

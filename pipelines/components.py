@@ -62,7 +62,7 @@ def class_of(entry: Entry) -> type:
 
 def _find(library: str, name: str) -> Any:
     if library in _OUR_NAMES:
-        return _public(name)
+        return public(name)
     if library == "transformers":
         import transformers
 
@@ -71,14 +71,18 @@ def _find(library: str, name: str) -> Any:
         return next((getattr(transformers, each) for each in names if hasattr(transformers, each)), None)
     if library.isidentifier() and importlib.util.find_spec(f"{_PIPELINES}.{library}"):
         found = getattr(importlib.import_module(f"{_PIPELINES}.{library}"), name, None)
-        return found or _public(name)
+        return found or public(name)
     return getattr(sys.modules.get(library), name, None)
 
 
-def _public(name: str) -> Any:
-    """One of our classes by its public name. The name comes from a file, so only the public table is searched."""
-    face = importlib.import_module("diffusion_core")
-    return getattr(face, name) if name in face.__all__ else None
+def public_names() -> list[str]:
+    """The names in the public table of this library."""
+    return list(importlib.import_module("diffusion_core").__all__)
+
+
+def public(name: str) -> Any:
+    """One of our classes by its public name, or None. The name comes from a file, so only the table is searched."""
+    return getattr(importlib.import_module("diffusion_core"), name) if name in public_names() else None
 
 
 def _portable(name: str) -> str:

@@ -1,0 +1,340 @@
+"""From a checkpoint to a pipeline: everything is checked first, then the components are loaded one by one."""
+
+import difflib
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from diffusion_core.config import ConfigMixin
+from diffusion_core.errors import CheckpointError, ConfigError, DiffusionCoreError, MissingFileError, PlacementError
+from diffusion_core.hub import is_local, list_files, snapshot
+from diffusion_core.logging import get_logger
+from diffusion_core.progress import progress_bar
+
+from .components import ABSENT, Entry, class_of, public, public_names
+from .files import by_component, choose, needed, weights_in
+
+logger = get_logger(__name__)
+
+# Arguments of the reference that ask for something that is done in another way here, with that way.
+_ELSEWHERE = {
+    "custom_pipeline": "code from a repo is never run; write a subclass of Pipeline and call its from_pretrained",
+    "custom_revision": "code from a repo is never run",
+    "dduf_file": "unpack the file into a folder",
+    "load_connected_pipeline": "load the other pipeline by itself and hand it over as a component",
+    "mirror": "set the environment variable HF_ENDPOINT",
+    "provider": "ONNX models are not read",
+    "provider_options": "ONNX models are not read",
+    "proxies": "set the environment variable HTTPS_PROXY",
+    "quantization_config": "load the component with it first and pass it by name",
+    "sess_options": "ONNX models are not read",
+    "use_flashpack": "safetensors files are mapped, which needs no other format",
+    "use_onnx": "ONNX models are not read",
+}
+# Arguments of the reference that change nothing here.
+_WITHOUT_EFFECT = frozenset({"offload_state_dict", "trust_remote_code"})
+
+
+@dataclass(frozen=True)
+class WeightOptions:
+    """How the weights of components are read; the arguments of `Pipeline.from_pretrained` of the same names."""
+
+    dtype: Any = None
+    variant: str | None = None
+    use_safetensors: bool | None = None
+    low_cpu_mem_usage: bool = True
+    disable_mmap: bool = False
+    device: torch.device | None = None
+
+    def dtype_of(self, component: str) -> Any:
+        """The dtype for one component: a torch dtype or "auto"."""
+        if isinstance(self.dtype, Mapping):
+            return as_dtype(self.dtype.get(component, self.dtype.get("default")))
+        return as_dtype(self.dtype)
+
+
+def load(
+    cls: Any,
+    index: Mapping[str, Any],
+    source: str,
+    options: WeightOptions,
+    hub: Mapping[str, Any],
+    given: dict[str, Any],
+) -> Any:
+    """Make a pipeline of class `cls` from what `index`, the content of `model_index.json`, says.
+
+    Args:
+        cls: the class to make, a subclass of `Pipeline`.
+        index: the content of `model_index.json`.
+        source: a local folder or a repo id.
+        options: how the weights are read.
+        hub: the arguments of `hub.snapshot`.
+        given: components and settings by name that replace those of the checkpoint.
+    """
+    required = cls.component_arguments()
+    settings = cls.config_arguments()
+    given = _known_arguments(cls, given, {*required, *settings})
+    entries = _entries(cls, index, [name for name in required if name not in given])
+    empty = {name for name in required if name not in given and entries[name] == ABSENT}
+    missing = [name for name, needs_it in required.items() if needs_it and name in empty]
+    if missing:
+        raise ConfigError(
+            f"{cls.__name__} needs {', '.join(missing)}, which {source} does not have; pass them by name, or None"
+        )
+    classes = {name: class_of(entry) for name, entry in entries.items() if entry != ABSENT}
+    for name in required.keys() & given.keys():
+        _check_override(name, given[name], index.get(name))
+    _check_dtypes(options, required)
+
+    folder, files = fetch(source, list(classes), options, hub)
+    components: dict[str, Any] = dict.fromkeys(entries)
+    for name in progress_bar(list(classes), desc="Loading components", leave=False):
+        components[name] = load_component(classes[name], folder, name, files[name], options)
+    pipe = _made(cls, {**dict.fromkeys(required), **components, **given}, index)
+    pipe.name_or_path = source
+    return pipe
+
+
+def share(cls: Any, components: Mapping[str, Any], config: Mapping[str, Any], given: dict[str, Any]) -> Any:
+    """Make a pipeline of class `cls` around components that exist; `given` replaces some, or settings of `config`."""
+    required = cls.component_arguments()
+    settings = cls.config_arguments()
+    unknown = [name for name in given if name not in required and name not in settings]
+    if unknown:
+        raise TypeError(f"{cls.__name__} takes no {unknown[0]!r}; {close_matches(unknown[0], {*required, *settings})}")
+    parts = {name: given.get(name, components.get(name)) for name in required}
+    missing = [name for name, needs_it in required.items() if needs_it and parts[name] is None and name not in given]
+    if missing:
+        raise ConfigError(f"{cls.__name__} needs {', '.join(missing)}, which the other pipeline does not have")
+    return _made(cls, {**parts, **{key: given[key] for key in given if key in settings}}, config)
+
+
+def _made(cls: Any, arguments: dict[str, Any], config: Mapping[str, Any]) -> Any:
+    """Make the pipeline with the settings of `config`; those that `cls` does not know stay in its config."""
+    settings = cls.config_arguments()
+    pipe = cls(**{**{name: config[name] for name in settings if name in config}, **arguments})
+    known = {*settings, *cls.component_arguments()}
+    carried = {key: value for key, value in config.items() if not is_entry(value) and not key.startswith("_")}
+    pipe.register_to_config(**{key: value for key, value in carried.items() if key not in known})
+    return pipe
+
+
+def pipeline_class(index: Mapping[str, Any], base: type) -> type:
+    """The class that `_class_name` names.
+
+    Raises:
+        ConfigError: if it is not one of ours.
+    """
+    name = index.get("_class_name")
+    if not isinstance(name, str):
+        raise ConfigError(
+            f"model_index.json names the class {name!r}; code from a repo is never run. Call from_pretrained on the"
+            " class that you want"
+        )
+    found = public(name)
+    if not isinstance(found, type) or not issubclass(found, base):
+        known = sorted(each for each in public_names() if each.endswith("Pipeline") and public(each) is not base)
+        raise ConfigError(f"model_index.json names {name}, which is not here; pipelines are {', '.join(known)}")
+    return found
+
+
+def load_component(cls: Any, folder: Path, name: str, files: list[str], options: WeightOptions) -> Any:
+    """Load one component from its folder below `folder`.
+
+    Raises:
+        DiffusionCoreError: if it cannot be loaded; the message names the component.
+    """
+    weights = choose(files, options.variant, options.use_safetensors)
+    arguments = {
+        "dtype": options.dtype_of(name),
+        "variant": weights.variant if weights else None,
+        "use_safetensors": options.use_safetensors,
+        "low_cpu_mem_usage": options.low_cpu_mem_usage,
+        "disable_mmap": options.disable_mmap,
+        "device_map": options.device,
+    }
+    is_ours, is_model = issubclass(cls, ConfigMixin), issubclass(cls, nn.Module)
+    try:
+        if is_ours and is_model:
+            return cls.from_pretrained(folder, subfolder=name, **arguments)
+        if is_model:
+            return _load_foreign(cls, folder, name, arguments)
+        if hasattr(cls, "component_arguments"):
+            return cls.from_pretrained(folder / name, **arguments)
+        return cls.from_pretrained(str(folder / name))
+    except DiffusionCoreError:
+        raise
+    except (OSError, ValueError, TypeError, RuntimeError, LookupError, ImportError) as error:
+        raise CheckpointError(f"the component {name}, a {cls.__name__} in {folder / name}: {error}") from error
+
+
+def device_for(device_map: Any, max_memory: Any = None, offload_folder: Any = None) -> torch.device | None:
+    """The one device that `device_map` means: a device, or `{"": device}`. None leaves everything on the cpu.
+
+    Raises:
+        PlacementError: if it means anything else, or the device is not there.
+    """
+    target = device_map[""] if isinstance(device_map, Mapping) and set(device_map) == {""} else device_map
+    if isinstance(target, Mapping) or target in ("auto", "balanced", "balanced_low_0", "sequential", "disk"):
+        raise PlacementError(f"device_map={device_map!r}: name one device, such as 'cuda:0', or {{'': device}}")
+    for name, value in {"max_memory": max_memory, "offload_folder": offload_folder}.items():
+        if value is not None:
+            raise PlacementError(f"{name} is for weights that are spread; device_map={device_map!r} spreads nothing")
+    if target is None:
+        return None
+    try:
+        return check_device(target)
+    except ValueError as error:
+        raise PlacementError(f"device_map={device_map!r}: {error}") from error
+
+
+def as_device(device: str | int | torch.device) -> torch.device:
+    """A device from what torch takes for one.
+
+    Raises:
+        ValueError: if it names none.
+    """
+    try:
+        return torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        raise ValueError(f"{device!r} is not a device: {str(error).splitlines()[0]}") from None
+
+
+def check_device(device: str | int | torch.device) -> torch.device:
+    """A device that is there.
+
+    Raises:
+        ValueError: if it names none, or is not on this machine.
+    """
+    found = as_device(device)
+    try:
+        torch.empty(0, device=found)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise ValueError(f"device {str(found)!r} cannot be used here: {str(error).splitlines()[0]}") from error
+    return found
+
+
+def as_dtype(dtype: Any) -> Any:
+    """A floating point dtype from a torch dtype or its name, "auto" as it is, and float32 for None.
+
+    Raises:
+        ValueError: if it is none of these.
+    """
+    if dtype is None:
+        return torch.float32
+    if isinstance(dtype, str) and dtype != "auto":
+        dtype = getattr(torch, dtype.removeprefix("torch."), dtype)
+    if dtype == "auto" or (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+        return dtype
+    raise ValueError(f"dtype={dtype!r} is not a floating point dtype; pass torch.float16, 'float16', 'auto' or None")
+
+
+def close_matches(name: str, known: Collection[str]) -> str:
+    """The end of a message about an unknown name: the names that it may have been meant for, else all."""
+    similar = difflib.get_close_matches(name, known, n=3, cutoff=0.6)
+    return f"did you mean {' or '.join(similar)}?" if similar else f"known are {', '.join(sorted(known))}"
+
+
+def _known_arguments(cls: type, given: dict[str, Any], known: Collection[str]) -> dict[str, Any]:
+    """Those of `given` that `cls` takes; an error for any other that asks for something."""
+    taken = {}
+    for name, value in given.items():
+        if name in known:
+            taken[name] = value
+        elif name in _ELSEWHERE and value:
+            raise ValueError(f"{name}={value!r} is not supported: {_ELSEWHERE[name]}")
+        elif name not in _ELSEWHERE and name not in _WITHOUT_EFFECT:
+            raise TypeError(f"{cls.__name__}.from_pretrained has no argument {name!r}; {close_matches(name, known)}")
+    return taken
+
+
+def is_entry(value: Any) -> bool:
+    """Whether a value of `model_index.json` is a component's pair of library and class, rather than a setting."""
+    return isinstance(value, list | tuple) and len(value) == 2 and all(isinstance(x, str | None) for x in value)
+
+
+def _entries(cls: Any, index: Mapping[str, Any], names: Collection[str]) -> dict[str, Entry]:
+    """The entries of the components `names`; what `cls` does not take is left out."""
+    entries: dict[str, Entry] = {}
+    for name in names:
+        value = index.get(name, ABSENT)
+        if not (is_entry(value) or value is None):
+            raise ConfigError(f"model_index.json has {name}: {value!r}, expected a pair of a library and a class")
+        entries[name] = tuple(value) if value else ABSENT
+    left_out = [key for key, value in index.items() if is_entry(value) and key not in cls.component_arguments()]
+    if left_out:
+        logger.info("%s takes no %s; left out", cls.__name__, ", ".join(left_out))
+    return entries
+
+
+def _check_override(name: str, component: Any, entry: Any) -> None:
+    """Refuse an object that cannot stand in for the component that the checkpoint names."""
+    if component is None or not is_entry(entry) or tuple(entry) == ABSENT:
+        return
+    try:
+        expected = class_of(tuple(entry))
+    except ConfigError:  # what is replaced need not be known here
+        return
+    if isinstance(component, str | Path | type):
+        remedy = f"load it first, with {expected.__name__}.from_pretrained"
+        raise TypeError(f"{name}={component!r} is not a component; {remedy}")
+    if issubclass(expected, nn.Module) != isinstance(component, nn.Module):
+        raise TypeError(f"{name} is a {type(component).__name__}, which cannot take the place of a {expected.__name__}")
+    if hasattr(expected, "set_timesteps") and not hasattr(component, "set_timesteps"):
+        raise TypeError(f"{name} is a {type(component).__name__}, which is no scheduler")
+
+
+def _check_dtypes(options: WeightOptions, components: Collection[str]) -> None:
+    if not isinstance(options.dtype, Mapping):
+        as_dtype(options.dtype)
+        return
+    for name, dtype in options.dtype.items():
+        if name != "default" and name not in components:
+            raise ValueError(f"dtype names {name!r}, which is no component; {close_matches(name, components)}")
+        as_dtype(dtype)
+
+
+def fetch(
+    source: str, components: Collection[str], options: WeightOptions, hub: Mapping[str, Any]
+) -> tuple[Path, dict[str, list[str]]]:
+    """The folder that has the files of the components, after a download if need be, and their names.
+
+    Raises:
+        MissingFileError: if a component has no files, or none has the variant that is asked for.
+    """
+    folder = snapshot(source) if is_local(source) else None
+    if folder is None:
+        files = by_component(list_files(source, **hub), components)
+    else:
+        files = {name: list_files(folder / name) if is_local(folder / name) else [] for name in components}
+    absent = [name for name in components if not files[name]]
+    if absent:
+        raise MissingFileError(f"{source} has no files for {', '.join(absent)}, which its model_index.json promises")
+    _check_variant(source, files, options.variant)
+    if folder is not None:
+        return folder, files
+    wanted = needed(files, options.variant, options.use_safetensors)
+    folder = snapshot(source, allow_patterns=["model_index.json", *wanted], **hub)
+    return folder, by_component(wanted, components)
+
+
+def _check_variant(source: str, files: Mapping[str, list[str]], variant: str | None) -> None:
+    """Refuse a variant that no component has."""
+    if variant is None:
+        return
+    found = {each.variant for names in files.values() for each in weights_in(names)}
+    if found and variant not in found:
+        there = sorted(each for each in found if each)
+        remedy = f"its variants are {', '.join(there)}" if there else "it has none; leave variant out"
+        raise MissingFileError(f"{source} has no weights of the variant {variant!r}; {remedy}")
+
+
+def _load_foreign(cls: Any, folder: Path, name: str, arguments: dict[str, Any]) -> Any:
+    """A model of another library, by its own loader."""
+    known = {key: arguments[key] for key in ("dtype", "variant", "use_safetensors")}
+    model = cls.from_pretrained(folder, subfolder=name, **known).eval()
+    return model if arguments["device_map"] is None else model.to(arguments["device_map"])
