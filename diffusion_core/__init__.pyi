@@ -1,4 +1,5 @@
 # pyright: reportMissingImports=false
+from .models.autoencoders.kl import AutoencoderKL as AutoencoderKL
 from .outputs import BaseOutput as BaseOutput
 from .config import ConfigMixin as ConfigMixin
 from .errors import DiffusionCoreError as DiffusionCoreError

@@ -1,0 +1,1 @@
+from .autoencoders.kl import AutoencoderKL as AutoencoderKL
