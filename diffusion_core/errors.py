@@ -12,6 +12,8 @@
 Wrong arguments raise plain `ValueError` or `TypeError`, naming the argument and the remedy.
 """
 
+from collections.abc import Sequence
+
 
 class DiffusionCoreError(Exception):
     """The root of the tree; catch it to catch all that the library raises on purpose."""
@@ -30,7 +32,17 @@ class MissingFileError(CheckpointError):
 
 
 class KeyMismatchError(CheckpointError):
-    """The tensors of a checkpoint and of the model differ; the message lists every one that does."""
+    """The tensors of a checkpoint and of the model differ; the message lists every one that does.
+
+    Attributes:
+        missing: names that the model has and the checkpoint lacks.
+        unexpected: names that the checkpoint has and the model lacks.
+        mismatched: names with the shape in the checkpoint and the shape in the model.
+    """
+
+    missing: Sequence[str] = ()
+    unexpected: Sequence[str] = ()
+    mismatched: Sequence[tuple[str, tuple[int, ...], tuple[int, ...]]] = ()
 
 
 class ConfigError(DiffusionCoreError, ValueError):

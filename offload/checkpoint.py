@@ -20,7 +20,7 @@ from typing import Any, cast
 
 import torch
 
-from diffusion_core.errors import CorruptFileError, MissingFileError, NumericalError
+from diffusion_core.errors import CorruptFileError, MissingFileError
 from diffusion_core.hub import WeightFiles, likely_cause, unique_pairs
 
 CHECKSUM_KEY = "diffusion_core.sha256"
@@ -244,6 +244,7 @@ class Checkpoint(Mapping[str, torch.Tensor]):
     """All tensors of one model, over as many files as it has. Use it as a context manager.
 
     Attributes:
+        files: the files, in order.
         infos: dtype and shape of every tensor, in the order in which they lie in the files.
         aliases: names that share the tensor of another name, as the files' metadata says.
         channels_last: names of tensors that were saved from a channels-last layout.
@@ -260,6 +261,7 @@ class Checkpoint(Mapping[str, torch.Tensor]):
                 match its hash.
             ValueError: if `verify_checksum` is asked for and a file holds no hash.
         """
+        self.files = files.files
         self.aliases: dict[str, str] = {}
         self.channels_last: set[str] = set()
         self.infos: dict[str, TensorInfo] = {}
@@ -397,21 +399,10 @@ def verify(header: Header) -> None:
         )
 
 
-def check_finite(tensors: Mapping[str, torch.Tensor], what: str) -> None:
-    """Refuse weights that are not finite numbers.
-
-    Raises:
-        NumericalError: naming the tensors that hold NaN or infinity.
-    """
-    bad = [name for name, tensor in tensors.items() if not _is_finite(tensor)]
-    if bad:
-        raise NumericalError(f"{what} holds values that are not finite in {', '.join(bad)}: the file is damaged")
-
-
-def _is_finite(tensor: torch.Tensor, block: int = 1 << 22) -> bool:
+def is_finite(tensor: torch.Tensor, block: int = 1 << 22) -> bool:
+    """Whether a tensor holds neither NaN nor infinity. Read in blocks, as the test makes a copy of what it tests."""
     if not tensor.is_floating_point() or tensor.is_meta:
         return True
-    # Blocks, as the test makes a copy of what it tests.
     parts = tensor.detach().reshape(-1).split(block)
     return all(bool(torch.isfinite(part.float() if part.element_size() == 1 else part).all()) for part in parts)
 

@@ -16,7 +16,7 @@ from diffusion_core.errors import CheckpointError
 from diffusion_core.hub import WEIGHTS_NAME, with_variant
 
 from .checkpoint import CHECKSUM_KEY, DTYPES, MEMORY_FORMAT_KEY
-from .units import parse_size
+from .sizes import parse_bytes
 
 _CODES = {dtype: code for code, dtype in DTYPES.items()}
 _NO_HASH = "0" * hashlib.sha256().digest_size * 2
@@ -54,7 +54,9 @@ def save_tensors(
         raise ValueError(f"variant={variant!r} cannot be part of a file name")
     if checksum and not safetensors:
         raise ValueError("checksum=True needs safe_serialization=True: a .bin file has no place for a hash")
-    limit = parse_size(max_shard_size, "max_shard_size")
+    limit = parse_bytes(max_shard_size, "max_shard_size")
+    if limit == 0:
+        raise ValueError("max_shard_size must not be zero")
     stored, aliases = _without_aliases(tensors)
     for name, tensor in stored.items():
         _check_storable(name, tensor)

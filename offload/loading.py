@@ -1,0 +1,293 @@
+"""From a checkpoint into a module: build without weights, assign tensor by tensor, leave nothing undefined."""
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
+
+from diffusion_core.errors import KeyMismatchError, NumericalError
+from diffusion_core.logging import get_logger
+from diffusion_core.progress import progress_bar
+
+from .checkpoint import Checkpoint, TensorInfo, is_finite
+
+logger = get_logger(__name__)
+
+# From this size on, or with several files, a bar shows how far the load is.
+_WORTH_A_BAR = 2**30
+_HALF = frozenset({torch.float16, torch.bfloat16})
+
+
+class WeightsOnMeta(TorchFunctionMode):
+    """While active in a thread, memory that would be made uninitialised is made on the meta device.
+
+    Layers make their weights with `torch.empty` and fill them after, which costs nothing on meta. What is computed
+    (position tables and other buffers that no checkpoint holds) is made for real.
+    """
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        options = dict(kwargs or {})
+        if func is torch.empty and options.get("device") is None:
+            options["device"] = "meta"
+        return func(*args, **options)
+
+
+def build_without_weights(build: Callable[[], nn.Module]) -> nn.Module:
+    """What `build` makes, with its weights on meta; weights on the CPU if its constructor reads their values."""
+    try:
+        with WeightsOnMeta():
+            return build()
+    except (NotImplementedError, RuntimeError) as error:
+        logger.debug("the constructor needs real weights (%s); building with them", error)
+        return build()
+
+
+@dataclass
+class LoadOptions:
+    """How tensors become those of the module.
+
+    Attributes:
+        dtype: for floating-point tensors; None keeps what the module was built with, "auto" what the files hold.
+        device: where they go.
+        strict: refuse missing and unexpected names, and wrong shapes.
+        ignore_mismatched_sizes: refuse all but wrong shapes.
+        check_finite: refuse NaN and infinity; reads everything once.
+        keep_in_fp32: tells the names that stay float32 where a half precision is asked for.
+        rename: an older name's present form.
+        ignore_unexpected: patterns of names that may be there for nothing.
+    """
+
+    dtype: torch.dtype | Literal["auto"] | None = None
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    strict: bool = True
+    ignore_mismatched_sizes: bool = False
+    check_finite: bool = False
+    keep_in_fp32: Callable[[str], bool] = lambda name: False
+    rename: Callable[[str], str] = lambda name: name
+    ignore_unexpected: Iterable[str] = ()
+
+
+@dataclass
+class Differences:
+    """How the names and shapes of a checkpoint and a module differ."""
+
+    missing: list[str] = field(default_factory=list)
+    unexpected: list[str] = field(default_factory=list)
+    mismatched: list[tuple[str, tuple[int, ...], tuple[int, ...]]] = field(default_factory=list)
+
+    def describe(self) -> str:
+        """All of them, a group a line."""
+        lines: list[str] = []
+        if self.missing:
+            lines.append(f"  {len(self.missing)} missing: {', '.join(self.missing)}")
+        if self.unexpected:
+            lines.append(f"  {len(self.unexpected)} unexpected: {', '.join(self.unexpected)}")
+        if self.mismatched:
+            shapes = [f"{name} (file {list(there)}, model {list(here)})" for name, there, here in self.mismatched]
+            lines.append(f"  {len(self.mismatched)} of another shape or kind: {', '.join(shapes)}")
+        return "\n".join(lines)
+
+
+def load_into(
+    module: nn.Module, checkpoint: Checkpoint, build: Callable[[], nn.Module], options: LoadOptions, what: str
+) -> Differences:
+    """Give `module` the tensors of `checkpoint`. On return all of its tensors are on `options.device`, with values.
+
+    A tensor that has the right dtype and goes to the CPU is adopted as it is, mapped files included; another is
+    converted by itself, so that at most one is in memory twice. Names that share a tensor share it afterwards.
+
+    Args:
+        module: as `build_without_weights` made it.
+        build: makes the module with its own initial values, which are used where the checkpoint has none.
+        what: how messages call the checkpoint.
+
+    Raises:
+        KeyMismatchError: listing every name that differs, unless `options` excuse it.
+        NumericalError: if `check_finite` is set and a tensor is not finite.
+    """
+    expected: dict[str, torch.Tensor] = {
+        name: tensor for name, tensor in module.state_dict(keep_vars=True).items() if isinstance(tensor, torch.Tensor)
+    }
+    sources, differences = _match(expected, checkpoint, options)
+    _report(differences, options, type(module).__name__, what)
+    twins = _shared_names(expected)
+    not_finite: list[str] = []
+    show = len(checkpoint.files) > 1 or checkpoint.nbytes() > _WORTH_A_BAR
+    label = f"Loading {type(module).__name__}"
+    with progress_bar(
+        total=checkpoint.nbytes(), desc=label, unit="B", unit_scale=True, leave=False, disable=not show
+    ) as bar:
+        for source, name in sources.items():
+            info = checkpoint.infos[source]
+            dtype = _target_dtype(name, info, expected[name], options)
+            tensor = _fetched(checkpoint, source, dtype, options)
+            if options.check_finite and not is_finite(tensor):
+                not_finite.append(source)
+            for other in twins.get(name, [name]):
+                _assign(module, other, tensor, first=name)
+            bar.update(tensor.numel() * info.dtype.itemsize)
+    if not_finite:
+        raise NumericalError(f"{what} holds NaN or infinity in {', '.join(not_finite)}: the file is damaged")
+    for alias, kept in _aliases(expected, checkpoint, options, sources).items():
+        _share(module, alias, kept)
+    absent = {*differences.missing, *(name for name, _, _ in differences.mismatched)}
+    _fill(module, absent, build, options)
+    return differences
+
+
+def _match(
+    expected: Mapping[str, torch.Tensor], checkpoint: Checkpoint, options: LoadOptions
+) -> tuple[dict[str, str], Differences]:
+    """Pair the names of the checkpoint with those of the module."""
+    differences = Differences()
+    sources: dict[str, str] = {}
+    taken: dict[str, str] = {}
+    ignored = [re.compile(pattern) for pattern in options.ignore_unexpected]
+    for source in checkpoint:
+        name = source if source in expected else options.rename(source)
+        if name not in expected or name in taken or (name != source and name in checkpoint.infos):
+            if not any(pattern.search(source) for pattern in ignored):
+                differences.unexpected.append(source)
+            continue
+        taken[name] = source
+        info, tensor = checkpoint.infos[source], expected[name]
+        if info.shape != tuple(tensor.shape) or info.dtype.is_floating_point != tensor.dtype.is_floating_point:
+            differences.mismatched.append((name, info.shape, tuple(tensor.shape)))
+        else:
+            sources[source] = name
+    aliases = _aliases(expected, checkpoint, options, sources)
+    present = {*taken, *aliases}
+    twins = _shared_names(expected)
+    for name in expected:
+        if not present.intersection(twins.get(name, [name])):
+            differences.missing.append(name)
+    return sources, differences
+
+
+def _aliases(
+    expected: Mapping[str, torch.Tensor], checkpoint: Checkpoint, options: LoadOptions, sources: Mapping[str, str]
+) -> dict[str, str]:
+    """Names of the module that shall share the tensor of another, as the metadata of the files says."""
+    result: dict[str, str] = {}
+    loaded = set(sources.values())
+    for alias, kept in checkpoint.aliases.items():
+        name = alias if alias in expected else options.rename(alias)
+        other = sources.get(kept)
+        if name not in expected or name in loaded or other is None:
+            continue
+        if expected[name].shape == expected[other].shape:
+            result[name] = other
+    return result
+
+
+def _shared_names(expected: Mapping[str, torch.Tensor]) -> dict[str, list[str]]:
+    """For each name whose tensor the module knows under several names: all of these."""
+    groups: dict[int, list[str]] = {}
+    for name, tensor in expected.items():
+        groups.setdefault(id(tensor), []).append(name)
+    return {name: names for names in groups.values() if len(names) > 1 for name in names}
+
+
+def _report(differences: Differences, options: LoadOptions, model: str, what: str) -> None:
+    refused = Differences(
+        [] if not options.strict else differences.missing,
+        [] if not options.strict else differences.unexpected,
+        [] if not options.strict or options.ignore_mismatched_sizes else differences.mismatched,
+    )
+    text = differences.describe()
+    if refused.describe():
+        error = KeyMismatchError(
+            f"{what} does not fit {model}:\n{text}\n"
+            "Check that the config belongs to these weights. With strict=False, unexpected tensors are dropped, and "
+            "missing or mismatched ones get the layers' own initial values."
+        )
+        error.missing, error.unexpected = differences.missing, differences.unexpected
+        error.mismatched = differences.mismatched
+        raise error
+    if text:
+        logger.warning("%s does not fit %s; what it lacks gets the layers' own initial values:\n%s", what, model, text)
+
+
+def _target_dtype(name: str, info: TensorInfo, tensor: torch.Tensor, options: LoadOptions) -> torch.dtype:
+    if not tensor.dtype.is_floating_point:
+        return tensor.dtype
+    wanted = {None: tensor.dtype, "auto": info.dtype}.get(options.dtype, options.dtype)
+    assert isinstance(wanted, torch.dtype)
+    return torch.float32 if wanted in _HALF and options.keep_in_fp32(name) else wanted
+
+
+def _fetched(checkpoint: Checkpoint, source: str, dtype: torch.dtype, options: LoadOptions) -> torch.Tensor:
+    info = checkpoint.infos[source]
+    if dtype != info.dtype or options.device.type != "cpu":
+        checkpoint.prefetch(source)
+    tensor = checkpoint[source].to(device=options.device, dtype=dtype)
+    if source in checkpoint.channels_last:
+        formats = {4: torch.channels_last, 5: torch.channels_last_3d}
+        tensor = tensor.to(memory_format=formats[tensor.dim()]) if tensor.dim() in formats else tensor
+    return tensor
+
+
+def _owner(module: nn.Module, name: str) -> tuple[nn.Module, str]:
+    path, _, leaf = name.rpartition(".")
+    return module.get_submodule(path), leaf
+
+
+def _assign(module: nn.Module, name: str, tensor: torch.Tensor, first: str) -> None:
+    """Set a parameter or buffer; a parameter that has been set under its `first` name is shared."""
+    owner, leaf = _owner(module, name)
+    if leaf not in owner._parameters:
+        owner._buffers[leaf] = tensor
+    elif name == first:
+        old = owner._parameters[leaf]
+        assert old is not None
+        owner._parameters[leaf] = nn.Parameter(tensor, requires_grad=old.requires_grad)
+    else:
+        _share(module, name, first)
+
+
+def _share(module: nn.Module, name: str, first: str) -> None:
+    owner, leaf = _owner(module, name)
+    source, source_leaf = _owner(module, first)
+    for kind in ("_parameters", "_buffers"):
+        if leaf in getattr(owner, kind) and source_leaf in getattr(source, kind):
+            getattr(owner, kind)[leaf] = getattr(source, kind)[source_leaf]
+
+
+def _fill(module: nn.Module, absent: set[str], build: Callable[[], nn.Module], options: LoadOptions) -> None:
+    """Give initial values to what the checkpoint did not hold, and bring buffers that no checkpoint holds along."""
+    tensors = named_tensors(module)
+    lost = absent | {name for name, tensor in tensors.items() if tensor.is_meta}
+    fresh = {name: tensor.detach() for name, tensor in named_tensors(build()).items() if name in lost} if lost else {}
+    done: dict[int, str] = {}
+    for name, tensor in tensors.items():
+        first = done.setdefault(id(tensor), name)
+        owner, leaf = _owner(module, name)
+        if name not in lost:
+            if leaf in owner._buffers:
+                owner._buffers[leaf] = tensor.to(options.device)
+        elif first != name:
+            _share(module, name, first)
+        else:
+            _assign(module, name, _initial(name, fresh[name], name in absent, options), first)
+
+
+def _initial(name: str, value: torch.Tensor, stored: bool, options: LoadOptions) -> torch.Tensor:
+    """An initial value as if it had come from the checkpoint; what no checkpoint holds keeps its dtype."""
+    dtype = value.dtype
+    if stored and isinstance(options.dtype, torch.dtype):
+        dtype = _target_dtype(name, TensorInfo(dtype, (), 0, 0), value, options)
+    return value.to(device=options.device, dtype=dtype)
+
+
+def named_tensors(module: nn.Module) -> dict[str, torch.Tensor]:
+    """Every parameter and buffer, non-persistent ones too, under each of its names."""
+    return {
+        **dict(module.named_parameters(remove_duplicate=False)),
+        **dict(module.named_buffers(remove_duplicate=False)),
+    }
