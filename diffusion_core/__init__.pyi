@@ -1,4 +1,7 @@
 # pyright: reportMissingImports=false
+from .pipelines.auto import AutoPipelineForImage2Image as AutoPipelineForImage2Image
+from .pipelines.auto import AutoPipelineForInpainting as AutoPipelineForInpainting
+from .pipelines.auto import AutoPipelineForText2Image as AutoPipelineForText2Image
 from .models.autoencoders.kl import AutoencoderKL as AutoencoderKL
 from .outputs import BaseOutput as BaseOutput
 from .config import ConfigMixin as ConfigMixin

@@ -12,13 +12,25 @@ import torch
 from torch import nn
 
 from diffusion_core.config import ConfigMixin, FrozenDict
-from diffusion_core.hub import find_file, is_local, upload
+from diffusion_core.hub import upload
 from diffusion_core.logging import get_logger
 from diffusion_core.progress import check_options, progress_bar
 
 from .callbacks import Callback, StepCallback
 from .components import ABSENT, entry_of
-from .loading import WeightOptions, as_dtype, check_device, device_for, fetch, is_entry, load, pipeline_class, share
+from .loading import (
+    INDEX_NAME,
+    WeightOptions,
+    as_dtype,
+    check_device,
+    device_for,
+    fetch,
+    is_entry,
+    load,
+    pipeline_class,
+    read_index,
+    share,
+)
 from .saving import save
 from .state import Run, Runs
 
@@ -36,7 +48,7 @@ class Pipeline(ConfigMixin):
     A component is replaced by assigning it, `pipe.scheduler = other`, and dropped by assigning None.
     """
 
-    config_name = "model_index.json"
+    config_name = INDEX_NAME
 
     _optional_components: ClassVar[list[str]] = []
     _callback_tensor_inputs: ClassVar[list[str]] = ["latents"]
@@ -181,7 +193,7 @@ class Pipeline(ConfigMixin):
             "force_download": force_download,
             "local_files_only": local_files_only,
         }
-        index, hub = cls._read_index(source, hub)
+        index, hub = read_index(source, hub)
         return load(pipeline_class(index, cls) if cls is Pipeline else cls, index, source, options, hub, given)
 
     @classmethod
@@ -205,17 +217,9 @@ class Pipeline(ConfigMixin):
             CheckpointError: if the repo cannot be reached or read.
         """
         source = os.fspath(pretrained_model_name)
-        index, hub = cls._read_index(source, hub)
+        index, hub = read_index(source, hub)
         names = [name for name, value in index.items() if is_entry(value) and tuple(value) != ABSENT]
         return fetch(source, names, WeightOptions(variant=variant, use_safetensors=use_safetensors), hub)[0]
-
-    @classmethod
-    def _read_index(cls, source: str, hub: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-        """The content of `model_index.json`, and `hub` with the commit that it came from."""
-        path = find_file(source, cls.config_name, **hub)
-        # The cache of the Hub keeps a folder for each commit.
-        commit = {} if is_local(source) or path.parents[1].name != "snapshots" else {"revision": path.parent.name}
-        return cls.read_config(path), {**hub, **commit}
 
     def save_pretrained(
         self,

@@ -11,14 +11,17 @@ from torch import nn
 
 from diffusion_core.config import ConfigMixin
 from diffusion_core.errors import CheckpointError, ConfigError, DiffusionCoreError, MissingFileError, PlacementError
-from diffusion_core.hub import is_local, list_files, snapshot
+from diffusion_core.hub import find_file, is_local, list_files, snapshot
 from diffusion_core.logging import get_logger
 from diffusion_core.progress import progress_bar
 
+from ..offload.dtypes import parse_dtype
 from .components import ABSENT, Entry, class_of, public, public_names
 from .files import by_component, choose, needed, weights_in
 
 logger = get_logger(__name__)
+
+INDEX_NAME = "model_index.json"
 
 # Arguments of the reference that ask for something that is done in another way here, with that way.
 _ELSEWHERE = {
@@ -55,6 +58,23 @@ class WeightOptions:
         if isinstance(self.dtype, Mapping):
             return as_dtype(self.dtype.get(component, self.dtype.get("default")))
         return as_dtype(self.dtype)
+
+
+def read_index(source: str, hub: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The content of `model_index.json`, and `hub` with the commit that it came from.
+
+    Args:
+        source: a local folder or a repo id.
+        hub: `revision`, `token`, `cache_dir`, `force_download`, `local_files_only`.
+
+    Raises:
+        MissingFileError: if there is no such file.
+        ConfigError: if it is not a JSON object.
+    """
+    path = find_file(source, INDEX_NAME, **hub)
+    # The cache of the Hub keeps a folder for each commit.
+    commit = {} if is_local(source) or path.parents[1].name != "snapshots" else {"revision": path.parent.name}
+    return ConfigMixin.read_config(path), {**hub, **commit}
 
 
 def load(
@@ -222,15 +242,10 @@ def as_dtype(dtype: Any) -> Any:
     """A floating point dtype from a torch dtype or its name, "auto" as it is, and float32 for None.
 
     Raises:
-        ValueError: if it is none of these.
+        ValueError: if there is no such floating point dtype.
+        TypeError: if it is something else.
     """
-    if dtype is None:
-        return torch.float32
-    if isinstance(dtype, str) and dtype != "auto":
-        dtype = getattr(torch, dtype.removeprefix("torch."), dtype)
-    if dtype == "auto" or (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
-        return dtype
-    raise ValueError(f"dtype={dtype!r} is not a floating point dtype; pass torch.float16, 'float16', 'auto' or None")
+    return dtype if dtype == "auto" else parse_dtype(dtype) or torch.float32
 
 
 def close_matches(name: str, known: Collection[str]) -> str:
@@ -318,7 +333,7 @@ def fetch(
     if folder is not None:
         return folder, files
     wanted = needed(files, options.variant, options.use_safetensors)
-    folder = snapshot(source, allow_patterns=["model_index.json", *wanted], **hub)
+    folder = snapshot(source, allow_patterns=[INDEX_NAME, *wanted], **hub)
     return folder, by_component(wanted, components)
 
 

@@ -1,0 +1,8 @@
+"""Familiar import paths: code written for the reference finds its helpers here. They live one folder up."""
+
+from diffusion_core.images import load_image, make_image_grid, numpy_to_pil, pt_to_pil
+from diffusion_core.outputs import BaseOutput
+
+from . import logging, torch_utils
+
+__all__ = ["BaseOutput", "load_image", "logging", "make_image_grid", "numpy_to_pil", "pt_to_pil", "torch_utils"]

@@ -1,0 +1,97 @@
+"""Pipelines by task: the checkpoint says which family it is of, the class called says what to do with it."""
+
+import os
+from typing import Any, ClassVar, NamedTuple
+
+from diffusion_core.errors import ConfigError
+
+from .base import Pipeline
+from .components import public
+from .loading import read_index
+
+
+class Family(NamedTuple):
+    """The pipeline classes of one family of checkpoints, by task; None where the family has none."""
+
+    name: str
+    text_to_image: str | None = None
+    image_to_image: str | None = None
+    inpainting: str | None = None
+
+
+# A new family is a line here.
+FAMILIES = [
+    Family(
+        "stable-diffusion",
+        "StableDiffusionPipeline",
+        "StableDiffusionImg2ImgPipeline",
+        "StableDiffusionInpaintPipeline",
+    ),
+]
+
+
+class _Auto:
+    """Chooses the class of a family that does one task."""
+
+    task: ClassVar[str]
+
+    def __init__(self) -> None:
+        name = type(self).__name__
+        raise TypeError(f"{name} is not a pipeline itself; call {name}.from_pretrained(...) or {name}.from_pipe(...)")
+
+    @classmethod
+    def from_pretrained(cls, pretrained_model_or_path: str | os.PathLike[str], **kwargs: Any) -> Any:
+        """Load the pipeline that does this task with a checkpoint; the arguments are `Pipeline.from_pretrained`'s.
+
+        Raises:
+            ConfigError: if the checkpoint's family is unknown or has no pipeline for this task.
+        """
+        source = os.fspath(pretrained_model_or_path)
+        names = ("revision", "token", "cache_dir", "force_download", "local_files_only")
+        index, hub = read_index(source, {name: kwargs[name] for name in names if name in kwargs})
+        return cls.class_for(index.get("_class_name")).from_pretrained(source, **{**kwargs, **hub})
+
+    @classmethod
+    def from_pipe(cls, pipeline: Pipeline, **kwargs: Any) -> Any:
+        """The pipeline that does this task with the components of another one, which stays as it is.
+
+        Args:
+            pipeline: any pipeline of a known family.
+            kwargs: components and settings by name that replace its own.
+
+        Raises:
+            ConfigError: if the family is unknown or has no pipeline for this task.
+        """
+        return cls.class_for(type(pipeline).__name__).from_pipe(pipeline, **kwargs)
+
+    @classmethod
+    def class_for(cls, pipeline_name: Any) -> Any:
+        """The class that does this task for the family of the pipeline class `pipeline_name`."""
+        family = next((each for each in FAMILIES if pipeline_name in each[1:]), None)
+        if family is None:
+            known = ", ".join(each.name for each in FAMILIES)
+            raise ConfigError(f"{cls.__name__} knows no family with a {pipeline_name}; it knows {known}")
+        name = getattr(family, cls.task)
+        if name is None:
+            task = cls.task.replace("_", " ")
+            others = ", ".join(each.name for each in FAMILIES if getattr(each, cls.task))
+            raise ConfigError(f"{family.name} has no pipeline for {task}; there are such for {others}")
+        return public(name)
+
+
+class AutoPipelineForText2Image(_Auto):
+    """Draws a picture from a prompt, with a checkpoint of any known family."""
+
+    task = "text_to_image"
+
+
+class AutoPipelineForImage2Image(_Auto):
+    """Redraws a picture after a prompt, with a checkpoint of any known family."""
+
+    task = "image_to_image"
+
+
+class AutoPipelineForInpainting(_Auto):
+    """Redraws the masked part of a picture, with a checkpoint of any known family."""
+
+    task = "inpainting"
