@@ -1,1 +1,3 @@
+from .autoencoders.asymmetric import AsymmetricAutoencoderKL as AsymmetricAutoencoderKL
 from .autoencoders.kl import AutoencoderKL as AutoencoderKL
+from .autoencoders.tiny import AutoencoderTiny as AutoencoderTiny
