@@ -7,7 +7,8 @@
     |   `-- KeyMismatchError            missing, unexpected or wrongly shaped tensors, listed
     |-- ConfigError (ValueError)        a config or model_index that makes no sense
     |-- PlacementError (ValueError)     a memory mode or device map that cannot be applied
-    `-- NumericalError (ArithmeticError)  values that are not finite
+    |-- NumericalError (ArithmeticError)  values that are not finite
+    `-- RaceError (RuntimeError)        unordered accesses to memory on a simulated device
 
 Wrong arguments raise plain `ValueError` or `TypeError`, naming the argument and the remedy.
 """
@@ -55,3 +56,7 @@ class PlacementError(DiffusionCoreError, ValueError):
 
 class NumericalError(DiffusionCoreError, ArithmeticError):
     """A model or scheduler produced values that are not finite."""
+
+
+class RaceError(DiffusionCoreError, RuntimeError):
+    """A simulated device found two accesses to the same memory without an order between them."""
