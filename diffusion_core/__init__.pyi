@@ -1,10 +1,10 @@
 # pyright: reportMissingImports=false
 from .models.autoencoders.asymmetric import AsymmetricAutoencoderKL as AsymmetricAutoencoderKL
-from .models.autoencoders.tiny import AutoencoderTiny as AutoencoderTiny
 from .pipelines.auto import AutoPipelineForImage2Image as AutoPipelineForImage2Image
 from .pipelines.auto import AutoPipelineForInpainting as AutoPipelineForInpainting
 from .pipelines.auto import AutoPipelineForText2Image as AutoPipelineForText2Image
 from .models.autoencoders.kl import AutoencoderKL as AutoencoderKL
+from .models.autoencoders.tiny import AutoencoderTiny as AutoencoderTiny
 from .outputs import BaseOutput as BaseOutput
 from .config import ConfigMixin as ConfigMixin
 from .errors import DiffusionCoreError as DiffusionCoreError

@@ -21,7 +21,7 @@ from .vae import check_batch
 _POOL_GROUPS, _POOL_EXPANSION = 4, 4
 
 
-class TinyBlock(nn.Module):
+class AutoencoderTinyBlock(nn.Module):
     """Three 3x3 convolutions around which the input is added back.
 
     With `pool`, a wide group norm over the whole picture acts first, so that every pixel learns about all of it.
@@ -50,7 +50,7 @@ class TinyBlock(nn.Module):
         return self.fuse(self.conv(hidden_states) + hidden_states)
 
 
-class TinyEncoder(nn.Module):
+class EncoderTiny(nn.Module):
     """Pictures in [-1, 1] to latents: a strided convolution between one stage and the next."""
 
     def __init__(
@@ -62,7 +62,7 @@ class TinyEncoder(nn.Module):
             if stage:
                 layers.append(nn.Conv2d(channels, channels, 3, stride=2, padding=1, bias=False))
             pooled = pool and stage == len(blocks) - 1
-            layers += [TinyBlock(channels, act_fn, pooled) for _ in range(count)]
+            layers += [AutoencoderTinyBlock(channels, act_fn, pooled) for _ in range(count)]
         layers.append(nn.Conv2d(channels, out_channels, 3, padding=1))
         self.layers = nn.Sequential(*layers)
 
@@ -71,7 +71,7 @@ class TinyEncoder(nn.Module):
         return self.layers((x + 1) / 2)
 
 
-class TinyDecoder(nn.Module):
+class DecoderTiny(nn.Module):
     """Latents to pictures in [-1, 1]: an enlargement and a convolution between one stage and the next."""
 
     def __init__(
@@ -91,7 +91,7 @@ class TinyDecoder(nn.Module):
             if stage:
                 layers.append(nn.Upsample(scale_factor=scale, mode=upsample_fn))
                 layers.append(nn.Conv2d(channels, channels, 3, padding=1, bias=False))
-            layers += [TinyBlock(channels, act_fn, pool and stage == 0) for _ in range(count)]
+            layers += [AutoencoderTinyBlock(channels, act_fn, pool and stage == 0) for _ in range(count)]
         layers.append(nn.Conv2d(channels, out_channels, 3, padding=1))
         self.layers = nn.Sequential(*layers)
 
@@ -124,8 +124,8 @@ class AutoencoderTiny(TilingMixin, Model):
         ValueError: if stages and blocks do not fit together, or encoder and decoder differ in their ratio.
     """
 
-    _repeated_blocks: ClassVar[list[str]] = ["TinyBlock"]
-    _no_split_modules: ClassVar[list[str]] = ["TinyBlock"]
+    _repeated_blocks: ClassVar[list[str]] = ["AutoencoderTinyBlock"]
+    _no_split_modules: ClassVar[list[str]] = ["AutoencoderTinyBlock"]
     _keep_in_fp32_modules: ClassVar[list[str]] = []
     _skip_layerwise_casting_patterns: ClassVar[list[str]] = [r"pool\.1"]
     _supports_gradient_checkpointing = False
@@ -161,10 +161,10 @@ class AutoencoderTiny(TilingMixin, Model):
                 f"{len(num_decoder_blocks)} stages enlarges by "
                 f"{upsampling_scaling_factor ** (len(num_decoder_blocks) - 1)}; make them equal"
             )
-        self.encoder = TinyEncoder(
+        self.encoder = EncoderTiny(
             in_channels, latent_channels, encoder_block_out_channels[0], num_encoder_blocks, act_fn, mid_block_pool
         )
-        self.decoder = TinyDecoder(
+        self.decoder = DecoderTiny(
             latent_channels,
             out_channels,
             decoder_block_out_channels[0],
