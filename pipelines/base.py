@@ -320,6 +320,8 @@ class Pipeline(ConfigMixin):
             state = run.__dict__ if run else {"interrupt": False}
             if name.removeprefix("_") in state:
                 return state[name.removeprefix("_")]
+            if name in self.config_arguments():
+                return self.config[name]
         raise AttributeError(f"{type(self).__name__} has no attribute {name!r}; its components are {self._listed()}")
 
     def __setattr__(self, name: str, value: Any) -> None:

@@ -33,13 +33,13 @@ class Runs(threading.local):
     def start(self, run: Run) -> None:
         """Make `run` the current one of this thread."""
         self.stack.append(run)
-        self.last = run
         with self.lock:
             self.active.append(run)
 
     def finish(self, run: Run) -> bool:
         """Forget `run`; true if no run of any thread is left."""
         self.stack.remove(run)
+        self.last = run
         with self.lock:
             self.active.remove(run)
             return not self.active
