@@ -1,19 +1,56 @@
 """`Model`: what every model class is. Loading, saving, config, dtype, device, counting."""
 
-from typing import Any
+import functools
+import itertools
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
+from typing_extensions import Self
 
-from diffusion_core.config import ConfigMixin
+from diffusion_core.config import ConfigMixin, unknown_entries
+from diffusion_core.errors import ConfigError
+from diffusion_core.hub import find_weights, upload
+from diffusion_core.logging import get_logger
 
+from ..offload.checkpoint import Checkpoint
+from ..offload.dtypes import parse_dtype
+from ..offload.loading import LoadOptions, build_without_weights, load_into, single_device
 from ..offload.mixin import OffloadMixin
+from ..offload.saving import save_tensors
+
+logger = get_logger(__name__)
+
+# Arguments of the reference that change nothing here: loading is always lean, and a proxy is set by environment.
+_WITHOUT_EFFECT = frozenset({"max_memory", "offload_folder", "offload_state_dict", "proxies", "resume_download"})
+# The names that attention layers had before 2023, which old checkpoints on the Hub still have.
+_OLD_ATTENTION = {"query": "to_q", "key": "to_k", "value": "to_v", "proj_attn": "to_out.0"}
+_HALF = frozenset({torch.float16, torch.bfloat16})
 
 
 class Model(ConfigMixin, OffloadMixin, nn.Module):
-    """Base of all model classes. The arguments of `__init__` are the config and equal the reference's keys."""
+    """Base of all model classes. The arguments of `__init__` are the config and equal the reference's keys.
+
+    What a class says about itself:
+
+    - `_repeated_blocks`: class names of blocks that occur many times, for regional compilation.
+    - `_no_split_modules`: class names of blocks that stay on one device.
+    - `_keep_in_fp32_modules`: parts of parameter names that stay float32 under float16 and bfloat16.
+    - `_keys_to_ignore_on_load_unexpected`: patterns of names that a checkpoint may hold for nothing.
+    - `_skip_layerwise_casting_patterns`: parts of names of layers that keep their dtype under layerwise casting.
+    """
 
     config_name = "config.json"
+    _repeated_blocks: ClassVar[list[str]] = []
+    _no_split_modules: ClassVar[list[str] | None] = None
+    _keep_in_fp32_modules: ClassVar[list[str] | None] = None
+    _keys_to_ignore_on_load_unexpected: ClassVar[list[str] | None] = None
+    _skip_layerwise_casting_patterns: ClassVar[list[str] | tuple[str, ...] | None] = None
+    _supports_gradient_checkpointing: ClassVar[bool] = False
 
     def __getattr__(self, name: str) -> Any:
         """Submodules and tensors first, then entries of the config."""
@@ -25,12 +62,287 @@ class Model(ConfigMixin, OffloadMixin, nn.Module):
                 raise
             return config[name]
 
+    @classmethod
+    def from_pretrained(
+        cls,
+        pretrained_model_name_or_path: str | os.PathLike[str],
+        *,
+        dtype: torch.dtype | str | None = None,
+        torch_dtype: torch.dtype | str | None = None,
+        subfolder: str | None = None,
+        variant: str | None = None,
+        use_safetensors: bool | None = None,
+        device_map: str | int | torch.device | Mapping[str, Any] | None = None,
+        strict: bool = True,
+        ignore_mismatched_sizes: bool = False,
+        output_loading_info: bool = False,
+        disable_mmap: bool = False,
+        verify_checksum: bool = False,
+        check_finite: bool = False,
+        low_cpu_mem_usage: bool = True,
+        quantization_config: Any = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Load a model from a repo on the Hub or a folder, in evaluation mode and with every tensor defined.
+
+        Args:
+            dtype: None gives float32 (the dtype that the class builds with), "auto" keeps what the files hold.
+            torch_dtype: the same; `dtype` counts if both are given.
+            subfolder: the folder of the model within the repo, such as "unet".
+            variant: load the files of that variant, such as "fp16".
+            use_safetensors: True takes only safetensors, False only `.bin`, None prefers safetensors.
+            device_map: one device that the weights go to straight from the file.
+            strict: refuse missing, unexpected and mismatched tensors; if False, warn, and give what is missing the
+                layers' own initial values.
+            ignore_mismatched_sizes: the same for mismatched tensors alone.
+            output_loading_info: return a pair, the second being a dict of the names that differed.
+            disable_mmap: read the files rather than map them; done by itself on network mounts.
+            verify_checksum: compare the weights with the hash that `save_pretrained(checksum=True)` stored.
+            check_finite: refuse weights that are NaN or infinite.
+            low_cpu_mem_usage: accepted; loading always takes the model's memory plus one tensor at most.
+            quantization_config: not taken here.
+            kwargs: `revision`, `token`, `cache_dir`, `force_download`, `local_files_only`; others replace entries of
+                the config.
+
+        Raises:
+            CheckpointError: with its subclasses, for files that are missing, damaged, or do not fit the model.
+            ConfigError: if the config makes no sense.
+            PlacementError: if `device_map` is not one usable device.
+            TypeError: if `kwargs` holds what neither the loader nor the class knows.
+        """
+        hub, overrides = cls._split_arguments(kwargs)
+        options = LoadOptions(
+            dtype=_resolve_dtype(dtype if dtype is not None else torch_dtype),
+            device=single_device(device_map),
+            strict=strict,
+            ignore_mismatched_sizes=ignore_mismatched_sizes,
+            check_finite=check_finite,
+            keep_in_fp32=functools.partial(_is_part_of, cls._keep_in_fp32_modules or ()),
+            rename=_present_name,
+            ignore_unexpected=cls._keys_to_ignore_on_load_unexpected or (),
+        )
+        config = cls.load_config(pretrained_model_name_or_path, subfolder=subfolder, **hub)
+        cls._check_config(config, quantization_config)
+        files = find_weights(
+            pretrained_model_name_or_path,
+            subfolder=subfolder,
+            variant=variant,
+            use_safetensors=use_safetensors,
+            **hub,
+        )
+        build = functools.partial(cls.from_config, config, **overrides)
+        with Checkpoint(files, disable_mmap=disable_mmap, verify_checksum=verify_checksum) as checkpoint:
+            model = build_without_weights(build)
+            differences = load_into(model, checkpoint, build, options, str(files.files[0].parent))
+        model.register_to_config(_name_or_path=os.fspath(pretrained_model_name_or_path))
+        model.eval()
+        if not output_loading_info:
+            return model
+        info = {
+            "missing_keys": differences.missing,
+            "unexpected_keys": differences.unexpected,
+            "mismatched_keys": differences.mismatched,
+            "error_msgs": [],
+        }
+        return model, info
+
+    @classmethod
+    def _split_arguments(cls, kwargs: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Part what is for the Hub from what is for the config, and refuse the rest."""
+        names = ("revision", "token", "cache_dir", "force_download", "local_files_only")
+        hub = {name: kwargs[name] for name in names if name in kwargs}
+        rest = {name: value for name, value in kwargs.items() if name not in {*names, *_WITHOUT_EFFECT}}
+        unknown = sorted(rest.keys() - cls.config_arguments().keys())
+        if unknown:
+            raise TypeError(
+                f"{cls.__name__}.from_pretrained takes no {', '.join(unknown)}; beside its own arguments it takes "
+                f"entries of the config: {', '.join(sorted(cls.config_arguments()))}"
+            )
+        return hub, rest
+
+    @classmethod
+    def _check_config(cls, config: dict[str, Any], quantization_config: Any) -> None:
+        quantised = quantization_config or config.get("quantization_config")
+        if quantised:
+            method = quantised.get("quant_method") if isinstance(quantised, Mapping) else type(quantised).__name__
+            raise ConfigError(
+                f"{cls.__name__}: weights quantised by {method!r} cannot be loaded; take a checkpoint in float16, "
+                "bfloat16 or float32"
+            )
+        unknown = unknown_entries(cls, config)
+        if unknown:
+            logger.warning("the config holds entries that %s does not know; ignored: %s", cls.__name__, unknown)
+
+    def save_pretrained(
+        self,
+        save_directory: str | os.PathLike[str],
+        is_main_process: bool = True,
+        save_function: Callable[..., None] | None = None,
+        safe_serialization: bool = True,
+        variant: str | None = None,
+        max_shard_size: int | str = "5GB",
+        push_to_hub: bool = False,
+        *,
+        checksum: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        """Write the weights and the config into a folder, which is made if need be.
+
+        The folder may hold the files that the model is mapped from. Older files of the same variant and format that
+        this save does not write again are removed.
+
+        Args:
+            is_main_process: if False, write nothing; for runs of many processes.
+            save_function: accepted and not used.
+            safe_serialization: safetensors, or a pickled `.bin` if False.
+            variant: a part of the file names, such as "fp16".
+            max_shard_size: bytes of one file at most, or a text such as "5GB" or "5GiB".
+            push_to_hub: upload the folder; `kwargs` then holds `repo_id` (else the folder's name is taken) and may
+                hold `token`, `private`, `commit_message`, `create_pr`.
+            checksum: store the hash of the weights, for `from_pretrained(verify_checksum=True)`.
+
+        Raises:
+            NotADirectoryError: if `save_directory` is a file.
+            CheckpointError: if a tensor has no values.
+            ValueError: if an argument makes no sense.
+        """
+        folder = Path(save_directory)
+        if folder.is_file():
+            raise NotADirectoryError(f"save_directory={str(folder)!r} is a file; name a folder")
+        if kwargs and not push_to_hub:
+            raise TypeError(f"save_pretrained takes {', '.join(sorted(kwargs))} only with push_to_hub=True")
+        if not is_main_process:
+            return
+        # A compiled part is called by another name; checkpoints know the plain one.
+        tensors = {name.replace("_orig_mod.", ""): tensor for name, tensor in self.state_dict().items()}
+        save_tensors(
+            tensors,
+            folder,
+            variant=variant,
+            safetensors=safe_serialization,
+            max_shard_size=max_shard_size,
+            checksum=checksum,
+        )
+        self.save_config(folder)
+        if push_to_hub:
+            upload(folder, kwargs.pop("repo_id", folder.name), **kwargs)
+
+    def push_to_hub(
+        self,
+        repo_id: str,
+        *,
+        safe_serialization: bool = True,
+        variant: str | None = None,
+        max_shard_size: int | str = "5GB",
+        **kwargs: Any,
+    ) -> str:
+        """Upload the model to a repo, which is made if need be; returns the address of the commit.
+
+        Args:
+            kwargs: `token`, `private`, `commit_message`, `commit_description`, `create_pr`.
+        """
+        with tempfile.TemporaryDirectory() as folder:
+            self.save_pretrained(
+                folder, safe_serialization=safe_serialization, variant=variant, max_shard_size=max_shard_size
+            )
+            kwargs.setdefault("commit_message", f"Upload {type(self).__name__}")
+            return upload(folder, repo_id, **kwargs)
+
     @property
     def dtype(self) -> torch.dtype:
-        """The dtype that the model computes in."""
-        return next(tensor.dtype for tensor in self.parameters() if tensor.is_floating_point())
+        """The dtype that the model computes in: that of its weights, but for layers that are kept in float32."""
+        kept = self._keep_in_fp32_modules or ()
+        only: torch.dtype | None = None
+        for name, tensor in self._float_tensors():
+            # One byte is a form of storage; nothing computes in it.
+            if tensor.element_size() > 1 and not _is_part_of(kept, name):
+                return tensor.dtype
+            only = only or tensor.dtype
+        return only or torch.get_default_dtype()
 
     @property
     def device(self) -> torch.device:
-        """The device that the model computes on."""
-        return next(self.parameters()).device
+        """The device that the model computes on; the meta device only if it has no weights at all."""
+        device = torch.device("cpu")
+        for tensor in itertools.chain(self.parameters(), self.buffers()):
+            device = tensor.device
+            if device.type != "meta":
+                break
+        return device
+
+    def _float_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        for name, tensor in itertools.chain(self.named_parameters(), self.named_buffers()):
+            if tensor.is_floating_point():
+                yield name, tensor
+
+    def to(self, *args: Any, **kwargs: Any) -> Self:
+        """`nn.Module.to`, with two differences.
+
+        Layers in `_keep_in_fp32_modules` stay float32 under half precisions. `memory_format=torch.channels_last`
+        applies to weights with 4 axes, its 3d form to those with 5, either spelling to both; others are left alone.
+        """
+        memory_format = kwargs.pop("memory_format", None)
+        if args or kwargs or memory_format is None:
+            super().to(*args, **kwargs)
+        if memory_format is not None:
+            formats = {4: torch.channels_last, 5: torch.channels_last_3d}
+            chosen = formats if memory_format in formats.values() else dict.fromkeys(formats, memory_format)
+            self._apply(lambda t: t.to(memory_format=chosen[t.dim()]) if t.dim() in chosen else t)
+        return self
+
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Self:
+        """Move or convert every tensor. All of `to`, `half`, `cuda` and a parent's `to` come through here."""
+        parts = self._keep_in_fp32_modules
+        if not parts:
+            return super()._apply(fn, recurse)
+        kept = {id(tensor) for name, tensor in self._float_tensors() if _is_part_of(parts, name)}
+
+        def convert(tensor: torch.Tensor) -> torch.Tensor:
+            result = fn(tensor)
+            if id(tensor) not in kept or result.dtype not in _HALF:
+                return result
+            # The values come from before the rounding, the place and layout from after it.
+            return torch.empty_like(result, dtype=torch.float32).copy_(tensor)
+
+        return super()._apply(convert, recurse)
+
+    def num_parameters(self, only_trainable: bool = False, exclude_embeddings: bool = False) -> int:
+        """The number of values in all parameters, shared ones counted once.
+
+        Args:
+            only_trainable: count those that take gradients.
+            exclude_embeddings: leave out the tables of `nn.Embedding` layers.
+        """
+        tables = {id(layer.weight) for layer in self.modules() if isinstance(layer, nn.Embedding)}
+        return sum(
+            parameter.numel()
+            for parameter in self.parameters()
+            if (parameter.requires_grad or not only_trainable) and not (exclude_embeddings and id(parameter) in tables)
+        )
+
+    def get_memory_footprint(self, return_buffers: bool = True) -> int:
+        """The bytes of all parameters, and of buffers unless `return_buffers` is False; shared ones count once."""
+        tensors = [*self.parameters(), *(self.buffers() if return_buffers else ())]
+        return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+# The name that code written for the reference imports.
+ModelMixin = Model
+
+
+def _resolve_dtype(value: torch.dtype | str | None) -> Any:
+    if isinstance(value, Mapping):
+        raise TypeError("dtype: a dict of dtypes by component is for pipelines; a model takes one dtype")
+    return value if isinstance(value, str) and value == "auto" else parse_dtype(value)
+
+
+def _is_part_of(parts: list[str] | tuple[str, ...], name: str) -> bool:
+    """Whether a dotted name holds one of the parts as whole components."""
+    return any(f".{part}." in f".{name}." for part in parts)
+
+
+def _present_name(name: str) -> str:
+    """The present form of a name from an old attention layer; other names as they are."""
+    path, _, leaf = name.rpartition(".")
+    owner, _, layer = path.rpartition(".")
+    return f"{owner}.{_OLD_ATTENTION[layer]}.{leaf}" if owner and layer in _OLD_ATTENTION else name

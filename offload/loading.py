@@ -1,15 +1,18 @@
 """From a checkpoint into a module: build without weights, assign tensor by tensor, leave nothing undefined."""
 
+# pyright: reportPrivateUsage=false
+# The tables of nn.Module are written to directly: its own setters would register a tensor again, not share it.
+
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from diffusion_core.errors import KeyMismatchError, NumericalError
+from diffusion_core.errors import KeyMismatchError, NumericalError, PlacementError
 from diffusion_core.logging import get_logger
 from diffusion_core.progress import progress_bar
 
@@ -19,6 +22,7 @@ logger = get_logger(__name__)
 
 # From this size on, or with several files, a bar shows how far the load is.
 _WORTH_A_BAR = 2**30
+_STRATEGIES = frozenset({"auto", "balanced", "balanced_low_0", "sequential"})
 _HALF = frozenset({torch.float16, torch.bfloat16})
 
 
@@ -77,9 +81,11 @@ class LoadOptions:
 class Differences:
     """How the names and shapes of a checkpoint and a module differ."""
 
-    missing: list[str] = field(default_factory=list)
-    unexpected: list[str] = field(default_factory=list)
-    mismatched: list[tuple[str, tuple[int, ...], tuple[int, ...]]] = field(default_factory=list)
+    missing: list[str] = field(default_factory=list[str])
+    unexpected: list[str] = field(default_factory=list[str])
+    mismatched: list[tuple[str, tuple[int, ...], tuple[int, ...]]] = field(
+        default_factory=list[tuple[str, tuple[int, ...], tuple[int, ...]]]
+    )
 
     def describe(self) -> str:
         """All of them, a group a line."""
@@ -118,6 +124,7 @@ def load_into(
     _report(differences, options, type(module).__name__, what)
     twins = _shared_names(expected)
     not_finite: list[str] = []
+    done: dict[str, torch.Tensor] = {}
     show = len(checkpoint.files) > 1 or checkpoint.nbytes() > _WORTH_A_BAR
     label = f"Loading {type(module).__name__}"
     with progress_bar(
@@ -129,8 +136,14 @@ def load_into(
             tensor = _fetched(checkpoint, source, dtype, options)
             if options.check_finite and not is_finite(tensor):
                 not_finite.append(source)
-            for other in twins.get(name, [name]):
-                _assign(module, other, tensor, first=name)
+            if name in done and not torch.equal(done[name], tensor):
+                raise KeyMismatchError(
+                    f"{what} has different values under the names {twins[name]}, which share a tensor"
+                )
+            if name not in done:
+                for other in twins.get(name, [name]):
+                    _assign(module, other, tensor, first=name)
+                    done[other] = tensor
             bar.update(tensor.numel() * info.dtype.itemsize)
     if not_finite:
         raise NumericalError(f"{what} holds NaN or infinity in {', '.join(not_finite)}: the file is damaged")
@@ -217,8 +230,9 @@ def _report(differences: Differences, options: LoadOptions, model: str, what: st
 def _target_dtype(name: str, info: TensorInfo, tensor: torch.Tensor, options: LoadOptions) -> torch.dtype:
     if not tensor.dtype.is_floating_point:
         return tensor.dtype
-    wanted = {None: tensor.dtype, "auto": info.dtype}.get(options.dtype, options.dtype)
-    assert isinstance(wanted, torch.dtype)
+    wanted = tensor.dtype if options.dtype is None else options.dtype
+    if not isinstance(wanted, torch.dtype):
+        wanted = info.dtype
     return torch.float32 if wanted in _HALF and options.keep_in_fp32(name) else wanted
 
 
@@ -291,3 +305,32 @@ def named_tensors(module: nn.Module) -> dict[str, torch.Tensor]:
         **dict(module.named_parameters(remove_duplicate=False)),
         **dict(module.named_buffers(remove_duplicate=False)),
     }
+
+
+def single_device(device_map: Any) -> torch.device:
+    """The device that a map names for everything: a device, its index or name, or `{"": device}`; None is the CPU.
+
+    Raises:
+        PlacementError: if it is not one device, or one that this machine does not have.
+    """
+    value: Any = device_map
+    if isinstance(device_map, Mapping):
+        entries = dict(cast("Mapping[str, Any]", device_map))
+        if set(entries) != {""}:
+            raise PlacementError(f"device_map={entries!r} names parts; here one device for all is taken, as {{'': 0}}")
+        value = entries[""]
+    if value is None:
+        return torch.device("cpu")
+    if isinstance(value, str) and value in _STRATEGIES:
+        raise PlacementError(
+            f"device_map={value!r} spreads a model over devices; here one device is taken, as 'cuda:0'"
+        )
+    try:
+        device = torch.device(value)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError, TypeError, ValueError, NotImplementedError) as error:
+        reason = str(error).split("\n")[0]
+        raise PlacementError(f"device_map={device_map!r} is not a device that can be used here: {reason}") from error
+    if device.type == "meta":
+        raise PlacementError("device_map='meta' would leave the model without weights; use `from_config` for that")
+    return device

@@ -19,6 +19,7 @@ from .checkpoint import CHECKSUM_KEY, DTYPES, MEMORY_FORMAT_KEY
 from .sizes import parse_bytes
 
 _CODES = {dtype: code for code, dtype in DTYPES.items()}
+_LINE = 64
 _NO_HASH = "0" * hashlib.sha256().digest_size * 2
 
 
@@ -48,7 +49,7 @@ def save_tensors(
         ValueError: if an argument makes no sense.
         CheckpointError: if a tensor has no values (it is on meta) or cannot be stored.
     """
-    from huggingface_hub import split_state_dict_into_shards_factory
+    from huggingface_hub import split_state_dict_into_shards_factory  # pyright: ignore[reportUnknownVariableType]
 
     if variant is not None and (not variant or Path(variant).name != variant or "\\" in variant):
         raise ValueError(f"variant={variant!r} cannot be part of a file name")
@@ -63,8 +64,8 @@ def save_tensors(
     suffix = "safetensors" if safetensors else "bin"
     single = with_variant(f"{weights_name}.{suffix}", variant)
     split = split_state_dict_into_shards_factory(
-        stored,
-        get_storage_size=lambda tensor: max(1, tensor.numel() * tensor.element_size()),
+        {name: tensor.numel() * tensor.element_size() for name, tensor in stored.items()},
+        get_storage_size=lambda size: max(1, size),
         filename_pattern=f"{single.removesuffix('.' + suffix)}{{suffix}}.{suffix}",
         max_shard_size=limit,
     )
@@ -129,7 +130,11 @@ def _check_storable(name: str, tensor: torch.Tensor) -> None:
 
 
 def _write_safetensors(path: Path, tensors: dict[str, torch.Tensor], aliases: dict[str, str], checksum: bool) -> None:
-    """Write one file, a tensor at a time; large elements first, so that all are aligned."""
+    """Write one file, a tensor at a time.
+
+    The format allows no gaps. So what is a multiple of a cache line goes first, then large elements before small
+    ones: mapped tensors are then aligned as allocated ones are, and kernels round alike.
+    """
     notes = {"format": "pt", **aliases}
     layouts = sorted(name for name, tensor in tensors.items() if _is_channels_last(tensor))
     if layouts:
@@ -137,14 +142,15 @@ def _write_safetensors(path: Path, tensors: dict[str, torch.Tensor], aliases: di
     if checksum:
         notes[CHECKSUM_KEY] = _NO_HASH
     header: dict[str, Any] = {"__metadata__": notes}
-    ordered = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
+    sizes = {name: tensor.numel() * tensor.element_size() for name, tensor in tensors.items()}
+    ordered = sorted(tensors, key=lambda name: (sizes[name] % _LINE != 0, -tensors[name].element_size(), name))
     end = 0
     for name in ordered:
         tensor, begin = tensors[name], end
-        end += tensor.numel() * tensor.element_size()
+        end += sizes[name]
         header[name] = {"dtype": _CODES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [begin, end]}
     text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
+    text += b" " * (-(len(text) + 8) % _LINE)
     digest = hashlib.sha256() if checksum else None
     with path.open("wb") as stream:
         stream.write(len(text).to_bytes(8, "little") + text)
@@ -159,7 +165,7 @@ def _write_bytes(stream: IO[bytes], tensor: torch.Tensor, digest: Any) -> None:
     if tensor.numel() == 0:
         return
     flat = tensor.detach().resolve_conj().resolve_neg().to("cpu").contiguous().reshape(-1)
-    content = memoryview(flat.view(torch.uint8).numpy())
+    content: Any = flat.view(torch.uint8).numpy()
     stream.write(content)
     if digest is not None:
         digest.update(content)
