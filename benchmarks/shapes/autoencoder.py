@@ -9,6 +9,7 @@ import argparse
 import random
 from pathlib import Path
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from PIL import Image
@@ -16,7 +17,7 @@ from PIL import Image
 from diffusion_core.models import AutoencoderKL
 
 from .judge import verdict
-from .scenes import Scene, pixels, sample_scene
+from .scenes import Scene, doodle, pixels, sample_scene
 from .training import Clock, load_state, save_state
 
 CONFIG = {
@@ -29,14 +30,15 @@ CONFIG = {
     "sample_size": 64,
     "mid_block_add_attention": False,
 }
-KL_WEIGHT = 3e-4  # per latent element
-PEAK_RATE, WARMUP, BATCH, PICTURES = 1.5e-3, 100, 24, 40_000
+KL_WEIGHT = 3e-5  # per latent element; ten times as much slowed the learning of colours
+PEAK_RATE, WARMUP, BATCH = 1e-3, 100, 8
+SCENES, DOODLES = 30_000, 12_000
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--work", type=Path, required=True, help="folder for the checkpoints of this training")
-    parser.add_argument("--steps", type=int, default=6000)
+    parser.add_argument("--steps", type=int, default=12000)
     arguments = parser.parse_args()
     arguments.work.mkdir(parents=True, exist_ok=True)
     train(arguments.work, arguments.steps)
@@ -49,8 +51,11 @@ def train(work: Path, steps: int) -> None:
     optimizer = torch.optim.AdamW(model.parameters(), PEAK_RATE, betas=(0.9, 0.99))
     step = load_state(work / "autoencoder.pt", model=model, optimizer=optimizer)
     rng = random.Random(0)
-    pictures = torch.from_numpy(pixels([sample_scene(rng) for _ in range(PICTURES)])).permute(0, 3, 1, 2)
+    scenes = pixels([sample_scene(rng) for _ in range(SCENES)])
+    doodles = np.stack([doodle(rng) for _ in range(DOODLES)])
+    pictures = torch.from_numpy(np.concatenate([scenes, doodles])).permute(0, 3, 1, 2)
     clock.say(f"{len(pictures)} pictures, {sum(p.numel() for p in model.parameters()):,} parameters, step {step}")
+    total = 0.0
     while step < steps:
         for group in optimizer.param_groups:
             group["lr"] = PEAK_RATE * min(1.0, step / WARMUP) * (1 - 0.98 * step / steps)
@@ -61,9 +66,11 @@ def train(work: Path, steps: int) -> None:
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         step += 1
-        if step % 100 == 0:
-            clock.say(f"autoencoder step {step}, loss {loss.item():.4f}")
-        if step % 500 == 0 or step == steps:
+        total += loss.item()
+        if step % 250 == 0:
+            clock.say(f"autoencoder step {step}, mean loss {total / 250:.4f}")
+            total = 0.0
+        if step % 1000 == 0 or step == steps:
             save_state(work / "autoencoder.pt", step, model=model, optimizer=optimizer)
             clock.say(f"reconstructions that the judge reads right: {evaluate(model):.1%}")
 

@@ -160,6 +160,27 @@ def draw(scene: Scene, *, oversampling: int = 3) -> Image.Image:
     return image.resize((SIZE, SIZE), Image.Resampling.BOX)
 
 
+def doodle(rng: random.Random, *, oversampling: int = 3) -> np.ndarray:
+    """A picture of one to three irregular flat patches, bytes (64, 64, 3): no named shape, any colours.
+
+    The autoencoder learns edges and colours from these too, so that it is not tied to the few true shapes.
+    """
+    side = SIZE * oversampling
+    image = Image.new("RGB", (side, side), rng.choice(list(COLORS.values())))
+    pen = ImageDraw.Draw(image)
+    for _ in range(rng.randint(1, 3)):
+        x, y = rng.uniform(0.1, 0.9) * side, rng.uniform(0.1, 0.9) * side
+        corners = rng.randint(3, 9)
+        turn = rng.uniform(0, 2 * math.pi)
+        points = []
+        for corner in range(corners):
+            angle = turn + 2 * math.pi * (corner + rng.uniform(-0.3, 0.3)) / corners
+            reach = rng.uniform(4, 18) * oversampling
+            points.append((x + reach * math.sin(angle), y + reach * math.cos(angle)))
+        pen.polygon(points, fill=rng.choice(list(COLORS.values())))
+    return np.asarray(image.resize((SIZE, SIZE), Image.Resampling.BOX))
+
+
 def pixels(scenes: list[Scene]) -> np.ndarray:
     """The true pictures of `scenes` as bytes, shape (N, 64, 64, 3)."""
     return np.stack([np.asarray(draw(scene)) for scene in scenes])
