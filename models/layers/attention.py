@@ -81,7 +81,15 @@ class Attention(nn.Module):
             hidden_states = self._normalize(hidden_states, maps)
         if maps:
             hidden_states = hidden_states.flatten(2).transpose(1, 2)
-        hidden_states = self._attend(hidden_states, encoder_hidden_states, attention_mask)
+        context = hidden_states if encoder_hidden_states is None else encoder_hidden_states
+        split = (hidden_states.shape[0], -1, self.heads, self.dim_head)
+        query = self.to_q(hidden_states).reshape(split)
+        key = self.to_k(context).reshape(split)
+        value = self.to_v(context).reshape(split)
+        if self.norm_q is not None and self.norm_k is not None:
+            query, key = self.norm_q(query), self.norm_k(key)
+        mask = None if attention_mask is None else _per_head(attention_mask, key.shape[1])
+        hidden_states = attention(query, key, value, attn_mask=mask).flatten(2)
         project, drop = self.to_out
         hidden_states = project(hidden_states)
         if self.dropout:
@@ -95,18 +103,6 @@ class Attention(nn.Module):
     def _normalize(self, hidden_states: torch.Tensor, maps: bool) -> torch.Tensor:
         assert self.group_norm is not None
         return self.group_norm(hidden_states) if maps else self.group_norm(hidden_states.mT).mT
-
-    def _attend(self, tokens: torch.Tensor, context: torch.Tensor | None, mask: torch.Tensor | None) -> torch.Tensor:
-        context = tokens if context is None else context
-        split = (tokens.shape[0], -1, self.heads, self.dim_head)
-        query = self.to_q(tokens).reshape(split)
-        key = self.to_k(context).reshape(split)
-        value = self.to_v(context).reshape(split)
-        if self.norm_q is not None and self.norm_k is not None:
-            query, key = self.norm_q(query), self.norm_k(key)
-        if mask is not None:
-            mask = _per_head(mask, key.shape[1])
-        return attention(query, key, value, attn_mask=mask).flatten(2)
 
 
 def _per_head(mask: torch.Tensor, tokens: int) -> torch.Tensor:

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from .activations import get_activation
+from .activations import activation_function
 
 
 class Downsample2D(nn.Module):
@@ -121,15 +121,14 @@ class ResnetBlock2D(nn.Module):
 
         self.norm1 = nn.GroupNorm(groups, in_channels, eps=eps)
         self.conv1 = nn.Conv2d(in_channels, out_channels, 3, padding=1)
-        if temb_channels is None:
-            self.time_emb_proj = None
-        else:
+        self.told_time = temb_channels is not None
+        if temb_channels is not None:
             width = 2 * out_channels if time_embedding_norm == "scale_shift" else out_channels
             self.time_emb_proj = nn.Linear(temb_channels, width)
         self.norm2 = nn.GroupNorm(groups_out or groups, out_channels, eps=eps)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = nn.Dropout(dropout) if dropout else None
         self.conv2 = nn.Conv2d(out_channels, out_channels, 3, padding=1)
-        self.nonlinearity = get_activation(non_linearity)
+        self.nonlinearity = activation_function(non_linearity)
 
         self.resample: nn.Module | None = None
         if up:
@@ -151,7 +150,7 @@ class ResnetBlock2D(nn.Module):
             hidden_states = self.resample(hidden_states)
         hidden_states = self.conv1(hidden_states)
 
-        shift = self._time_embedding(temb)
+        shift = self._time_embedding(temb) if self.told_time else None
         if shift is None:
             hidden_states = self.norm2(hidden_states)
         elif self.time_embedding_norm == "default":
@@ -159,16 +158,17 @@ class ResnetBlock2D(nn.Module):
         else:
             scale, shift = shift.chunk(2, dim=1)
             hidden_states = self.norm2(hidden_states) * (1 + scale) + shift
-        hidden_states = self.conv2(self.dropout(self.nonlinearity(hidden_states)))
+        hidden_states = self.nonlinearity(hidden_states)
+        if self.dropout is not None:
+            hidden_states = self.dropout(hidden_states)
+        hidden_states = self.conv2(hidden_states)
 
         if self.conv_shortcut is not None:
             shortcut = self.conv_shortcut(shortcut)
         hidden_states = shortcut + hidden_states
         return hidden_states if self.output_scale_factor == 1.0 else hidden_states / self.output_scale_factor
 
-    def _time_embedding(self, temb: torch.Tensor | None) -> torch.Tensor | None:
-        if self.time_emb_proj is None:
-            return None
+    def _time_embedding(self, temb: torch.Tensor | None) -> torch.Tensor:
         if temb is None:
             raise ValueError("this block needs `temb`: it was made with temb_channels, pass None there to do without")
         temb = temb if self.skip_time_act else self.nonlinearity(temb)

@@ -105,11 +105,10 @@ class BasicTransformerBlock(nn.Module):
             )
 
         self.only_cross_attention = only_cross_attention
+        self.attends_to_text = cross_attention_dim is not None
         self.norm1 = nn.LayerNorm(dim, eps=norm_eps)
         self.attn1 = attention(cross_attention_dim if only_cross_attention else None)
-        if cross_attention_dim is None:
-            self.norm2 = self.attn2 = None
-        else:
+        if cross_attention_dim is not None:
             self.norm2 = nn.LayerNorm(dim, eps=norm_eps)
             self.attn2 = attention(cross_attention_dim)
         self.norm3 = nn.LayerNorm(dim, eps=norm_eps)
@@ -125,7 +124,7 @@ class BasicTransformerBlock(nn.Module):
         """Transform tokens (B, S, dim), told the text (B, T, cross_attention_dim); masks as in `Attention`."""
         context = encoder_hidden_states if self.only_cross_attention else None
         hidden_states = self.attn1(self.norm1(hidden_states), context, attention_mask) + hidden_states
-        if self.norm2 is not None and self.attn2 is not None:
+        if self.attends_to_text:
             attended = self.attn2(self.norm2(hidden_states), encoder_hidden_states, encoder_attention_mask)
             hidden_states = attended + hidden_states
         return self.ff(self.norm3(hidden_states)) + hidden_states

@@ -30,6 +30,7 @@ class BlockSpec:
         resample: whether the block ends by halving or doubling height and width.
         temb_channels: size of the time embedding.
         groups, eps, act_fn, dropout, time_scale_shift: of the residual blocks.
+        time_is_activated: the time embedding has been through the activation, once for all residual blocks.
         skip_time_act, out_scale: of the residual blocks of the `Resnet...` kinds.
         downsample_padding: see `Downsample2D`.
         resample_by: "conv" or "resnet", of the `Attn...` kinds.
@@ -53,6 +54,7 @@ class BlockSpec:
     act_fn: str = "silu"
     dropout: float = 0.0
     time_scale_shift: str = "default"
+    time_is_activated: bool = False
     skip_time_act: bool = False
     out_scale: float = 1.0
     downsample_padding: int = 1
@@ -82,6 +84,7 @@ class BlockSpec:
             "non_linearity": self.act_fn,
             "dropout": self.dropout,
             "time_embedding_norm": self.time_scale_shift,
+            "skip_time_act": self.time_is_activated,
         }
         settings |= changes
         if settings["groups"] is None:
@@ -197,7 +200,12 @@ class ResnetDownsampleBlock2D(DownBlock2D):
     """Residual blocks, the last of which halves height and width."""
 
     def __init__(self, spec: BlockSpec) -> None:
-        super().__init__(spec, "resnet", skip_time_act=spec.skip_time_act, output_scale_factor=spec.out_scale)
+        super().__init__(
+            spec,
+            "resnet",
+            skip_time_act=spec.skip_time_act or spec.time_is_activated,
+            output_scale_factor=spec.out_scale,
+        )
 
 
 class AttnDownBlock2D(_Block):
@@ -327,7 +335,12 @@ class ResnetUpsampleBlock2D(UpBlock2D):
     """Residual blocks, each told a skip, the last of which doubles height and width: it has no choice of the size."""
 
     def __init__(self, spec: BlockSpec) -> None:
-        super().__init__(spec, "resnet", skip_time_act=spec.skip_time_act, output_scale_factor=spec.out_scale)
+        super().__init__(
+            spec,
+            "resnet",
+            skip_time_act=spec.skip_time_act or spec.time_is_activated,
+            output_scale_factor=spec.out_scale,
+        )
 
 
 class AttnUpBlock2D(_Block):

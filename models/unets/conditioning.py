@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from ..base import Model
-from ..layers.activations import get_activation
+from ..layers.activations import activation_function, get_activation
 from ..layers.embeddings import (
     GaussianFourierProjection,
     TextTimeEmbedding,
@@ -58,6 +58,9 @@ class ConditionedModel(Model):
             act_fn,
         )
         self._additional_embedding(settings, time_dim)
+        # Residual blocks begin with the activation of the time embedding. It is the same for all, so it is done once,
+        # unless some blocks take the embedding without.
+        self.activate_time = None if settings.get("resnet_skip_time_act") else activation_function(act_fn)
         time_act = settings.get("time_embedding_act_fn")
         self.time_embed_act = None if time_act is None else get_activation(time_act)
         self.concat_classes = bool(settings.get("class_embeddings_concat"))
@@ -131,7 +134,9 @@ class ConditionedModel(Model):
             temb = temb + self._embed_sizes(temb, added_cond_kwargs)
         elif self.add_embedding is not None:
             temb = temb + self.add_embedding(encoder_hidden_states)
-        return temb if self.time_embed_act is None else self.time_embed_act(temb)
+        if self.time_embed_act is not None:
+            temb = self.time_embed_act(temb)
+        return temb if self.activate_time is None else self.activate_time(temb)
 
     def _embed_labels(self, labels: Tensor | None, sample: Tensor) -> Tensor:
         if labels is None:
@@ -192,6 +197,7 @@ def common_entries(settings: Mapping[str, Any], temb_channels: int) -> dict[str,
     """The entries of `BlockSpec` that are the same for all blocks, from the same config."""
     return {
         "temb_channels": temb_channels,
+        "time_is_activated": not settings.get("resnet_skip_time_act", False),
         "groups": settings["norm_num_groups"],
         "attn_groups": settings["norm_num_groups"],
         "eps": settings["norm_eps"],

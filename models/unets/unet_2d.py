@@ -10,6 +10,7 @@ from torch import nn
 from diffusion_core.outputs import BaseOutput
 
 from ..base import Model
+from ..layers.activations import activation_function
 from ..layers.embeddings import GaussianFourierProjection, TimestepEmbedding, Timesteps, batched_timestep
 from .blocks import BlockSpec, UNetMidBlock2D
 from .build import (
@@ -116,6 +117,8 @@ class UNet2DModel(Model):
         self.class_embedding = build_class_embedding(
             class_embed_type, num_class_embeds, None, projected, time_dim, "silu"
         )
+        # Residual blocks begin with the activation of the time embedding: the same for all, so it is done once.
+        self.activate_time = activation_function(act_fn)
         self._blocks(time_dim)
         groups_out = norm_num_groups if norm_num_groups is not None else min(first // 4, 32)
         self.conv_norm_out = nn.GroupNorm(groups_out, first, eps=norm_eps)
@@ -142,6 +145,7 @@ class UNet2DModel(Model):
         layers = per_block("layers_per_block", settings["layers_per_block"], len(kinds))
         common: dict[str, Any] = {
             "temb_channels": temb_channels,
+            "time_is_activated": True,
             "groups": settings["norm_num_groups"],
             "attn_groups": settings["norm_num_groups"],
             "eps": settings["norm_eps"],
@@ -202,7 +206,7 @@ class UNet2DModel(Model):
                 f"sample has {sample.shape[1]} channels, but this model takes in_channels={self.in_channels}"
             )
         timesteps = batched_timestep(timestep, sample)
-        temb = self._embed(timesteps, class_labels, sample.dtype)
+        temb = self.activate_time(self._embed(timesteps, class_labels, sample.dtype))
         if self.center_input_sample:
             sample = 2 * sample - 1.0
         picture, drawn = sample, None
