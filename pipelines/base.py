@@ -22,7 +22,6 @@ from .loading import (
     INDEX_NAME,
     WeightOptions,
     as_dtype,
-    check_device,
     device_for,
     fetch,
     is_entry,
@@ -445,4 +444,14 @@ def _device_and_dtype(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[to
         raise TypeError(f"to() takes a device and a dtype, not {type(devices[0]).__name__}")
     if dtypes and not (isinstance(dtypes[0], torch.dtype) and dtypes[0].is_floating_point):
         raise TypeError(f"to() takes a floating point dtype such as torch.float16, not {dtypes[0]!r}")
-    return (check_device(devices[0]) if devices else None), (dtypes[0] if dtypes else None)
+    return (_usable(devices[0]) if devices else None), (dtypes[0] if dtypes else None)
+
+
+def _usable(device: str | int | torch.device) -> torch.device:
+    """A device that is there, found out before anything moves."""
+    try:
+        found = torch.device(device)
+        torch.empty(0, device=found)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise ValueError(f"device {str(device)!r} cannot be used here: {str(error).splitlines()[0]}") from error
+    return found

@@ -16,6 +16,7 @@ from diffusion_core.logging import get_logger
 from diffusion_core.progress import progress_bar
 
 from ..offload.dtypes import parse_dtype
+from ..offload.loading import single_device
 from .components import ABSENT, Entry, class_of, public, public_names
 from .files import by_component, choose, needed, weights_in
 
@@ -51,7 +52,7 @@ class WeightOptions:
     use_safetensors: bool | None = None
     low_cpu_mem_usage: bool = True
     disable_mmap: bool = False
-    device: torch.device | None = None
+    device: torch.device | str = "cpu"
 
     def dtype_of(self, component: str) -> Any:
         """The dtype for one component: a torch dtype or "auto"."""
@@ -192,50 +193,17 @@ def load_component(cls: Any, folder: Path, name: str, files: list[str], options:
         raise CheckpointError(f"the component {name}, a {cls.__name__} in {folder / name}: {error}") from error
 
 
-def device_for(device_map: Any, max_memory: Any = None, offload_folder: Any = None) -> torch.device | None:
-    """The one device that `device_map` means: a device, or `{"": device}`. None leaves everything on the cpu.
+def device_for(device_map: Any, max_memory: Any = None, offload_folder: Any = None) -> torch.device:
+    """The device that components are loaded onto: the one that `device_map` means, the cpu for None.
 
     Raises:
-        PlacementError: if it means anything else, or the device is not there.
+        PlacementError: if it is not one device, or the device is not there.
     """
-    target = device_map[""] if isinstance(device_map, Mapping) and set(device_map) == {""} else device_map
-    if isinstance(target, Mapping) or target in ("auto", "balanced", "balanced_low_0", "sequential", "disk"):
-        raise PlacementError(f"device_map={device_map!r}: name one device, such as 'cuda:0', or {{'': device}}")
+    device = single_device(device_map)
     for name, value in {"max_memory": max_memory, "offload_folder": offload_folder}.items():
         if value is not None:
             raise PlacementError(f"{name} is for weights that are spread; device_map={device_map!r} spreads nothing")
-    if target is None:
-        return None
-    try:
-        return check_device(target)
-    except ValueError as error:
-        raise PlacementError(f"device_map={device_map!r}: {error}") from error
-
-
-def as_device(device: str | int | torch.device) -> torch.device:
-    """A device from what torch takes for one.
-
-    Raises:
-        ValueError: if it names none.
-    """
-    try:
-        return torch.device(device)
-    except (RuntimeError, TypeError) as error:
-        raise ValueError(f"{device!r} is not a device: {str(error).splitlines()[0]}") from None
-
-
-def check_device(device: str | int | torch.device) -> torch.device:
-    """A device that is there.
-
-    Raises:
-        ValueError: if it names none, or is not on this machine.
-    """
-    found = as_device(device)
-    try:
-        torch.empty(0, device=found)
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        raise ValueError(f"device {str(found)!r} cannot be used here: {str(error).splitlines()[0]}") from error
-    return found
+    return device
 
 
 def as_dtype(dtype: Any) -> Any:
@@ -298,9 +266,9 @@ def _check_override(name: str, component: Any, entry: Any) -> None:
         remedy = f"load it first, with {expected.__name__}.from_pretrained"
         raise TypeError(f"{name}={component!r} is not a component; {remedy}")
     if issubclass(expected, nn.Module) != isinstance(component, nn.Module):
-        raise TypeError(f"{name} is a {type(component).__name__}, which cannot take the place of a {expected.__name__}")
+        raise TypeError(f"{name}: {type(component).__name__} cannot take the place of {expected.__name__}")
     if hasattr(expected, "set_timesteps") and not hasattr(component, "set_timesteps"):
-        raise TypeError(f"{name} is a {type(component).__name__}, which is no scheduler")
+        raise TypeError(f"{name}: {type(component).__name__} is no scheduler")
 
 
 def _check_dtypes(options: WeightOptions, components: Collection[str]) -> None:
@@ -351,5 +319,4 @@ def _check_variant(source: str, files: Mapping[str, list[str]], variant: str | N
 def _load_foreign(cls: Any, folder: Path, name: str, arguments: dict[str, Any]) -> Any:
     """A model of another library, by its own loader."""
     known = {key: arguments[key] for key in ("dtype", "variant", "use_safetensors")}
-    model = cls.from_pretrained(folder, subfolder=name, **known).eval()
-    return model if arguments["device_map"] is None else model.to(arguments["device_map"])
+    return cls.from_pretrained(folder, subfolder=name, **known).eval().to(arguments["device_map"])

@@ -338,7 +338,7 @@ def test_to_moves_every_module_and_reports_where(pipe: Drawer) -> None:
         ((), {}, TypeError, "needs a device, a dtype"),
         (("cpu", "cpu"), {}, ValueError, "more than one device"),
         ((torch.float16,), {"dtype": torch.float32}, ValueError, "more than one dtype"),
-        (("nonsense",), {}, ValueError, "'nonsense' is not a device"),
+        (("nonsense",), {}, ValueError, "'nonsense' cannot be used here"),
         ((torch.int8,), {}, TypeError, "floating point dtype"),
         ((1.5,), {}, TypeError, "not float"),
         (("cpu",), {"colour": 1}, TypeError, "'colour'"),
