@@ -7,6 +7,8 @@ from .models.autoencoders.kl import AutoencoderKL as AutoencoderKL
 from .models.autoencoders.tiny import AutoencoderTiny as AutoencoderTiny
 from .models.base import Model as Model
 from .models.base import ModelMixin as ModelMixin
+from .models.unets.unet_2d import UNet2DModel as UNet2DModel
+from .models.unets.unet_2d_condition import UNet2DConditionModel as UNet2DConditionModel
 from .outputs import BaseOutput as BaseOutput
 from .pipelines.auto import AutoPipelineForImage2Image as AutoPipelineForImage2Image
 from .pipelines.auto import AutoPipelineForInpainting as AutoPipelineForInpainting
@@ -28,7 +30,5 @@ from .schedulers.k_dpm_2_ancestral_discrete import KDPM2AncestralDiscreteSchedul
 from .schedulers.k_dpm_2_discrete import KDPM2DiscreteScheduler as KDPM2DiscreteScheduler
 from .schedulers.lms_discrete import LMSDiscreteScheduler as LMSDiscreteScheduler
 from .schedulers.pndm import PNDMScheduler as PNDMScheduler
-from .models.unets.unet_2d_condition import UNet2DConditionModel as UNet2DConditionModel
-from .models.unets.unet_2d import UNet2DModel as UNet2DModel
 
 __version__: str
