@@ -1,0 +1,13 @@
+from .base import KarrasDiffusionSchedulers as KarrasDiffusionSchedulers
+from .base import Scheduler as Scheduler
+from .base import SchedulerMixin as SchedulerMixin
+from .base import SchedulerOutput as SchedulerOutput
+from .ddim import DDIMScheduler as DDIMScheduler
+from .ddpm import DDPMScheduler as DDPMScheduler
+from .euler_ancestral_discrete import EulerAncestralDiscreteScheduler as EulerAncestralDiscreteScheduler
+from .euler_discrete import EulerDiscreteScheduler as EulerDiscreteScheduler
+from .heun_discrete import HeunDiscreteScheduler as HeunDiscreteScheduler
+from .k_dpm_2_ancestral_discrete import KDPM2AncestralDiscreteScheduler as KDPM2AncestralDiscreteScheduler
+from .k_dpm_2_discrete import KDPM2DiscreteScheduler as KDPM2DiscreteScheduler
+from .lms_discrete import LMSDiscreteScheduler as LMSDiscreteScheduler
+from .pndm import PNDMScheduler as PNDMScheduler

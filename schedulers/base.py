@@ -18,6 +18,7 @@ import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, ClassVar, cast
 
 import numpy as np
@@ -27,12 +28,15 @@ from diffusion_core.config import ConfigMixin
 from diffusion_core.outputs import BaseOutput
 from diffusion_core.randomness import Generators, randn_tensor
 
+from .predictions import ancestral_split as ancestral_split
+from .predictions import predict_noise as predict_noise
+from .predictions import predict_original, predict_original_ve, threshold_sample
 from .sigmas import (
     Array,
     Numbers,
     check_sigmas,
+    check_steps,
     check_timesteps,
-    choice,
     make_betas,
     respaced,
     sigma_at,
@@ -163,11 +167,11 @@ class Scheduler(ConfigMixin):
 
         `_times` and `_sigmas` are the host copies, rounded as the tensors are.
         """
-        times = torch.from_numpy(np.array(timesteps, dtype=np.float64, order="C")).to(dtype)
+        times = tensor_of(timesteps, dtype)
         self._times = to_list(times)
         self.timesteps = times.to(device)
         if sigmas is not None:
-            self.sigmas = torch.from_numpy(np.array(sigmas, dtype=np.float64, order="C")).to(torch.float32)
+            self.sigmas = tensor_of(sigmas, torch.float32)
             self._sigmas = to_list(self.sigmas)
         self._begin_index = None
         self._forget()
@@ -198,10 +202,8 @@ class Scheduler(ConfigMixin):
         Raises:
             ValueError: if it is not in the schedule.
         """
-        if schedule_timesteps is None and isinstance(timestep, torch.Tensor):
-            place = _place_in(timestep, self.timesteps)
-            if place is not None:
-                return place
+        if schedule_timesteps is None and isinstance(timestep, torch.Tensor) and self._holds(timestep):
+            return int(timestep.storage_offset()) - int(self.timesteps.storage_offset())
         times = self._times if schedule_timesteps is None else to_list(schedule_timesteps)
         value = _scalar(timestep)
         found = [index for index, time in enumerate(times) if abs(time - value) < 1e-3]
@@ -211,6 +213,13 @@ class Scheduler(ConfigMixin):
                 f"{len(times)} values; pass elements of `timesteps`, and call `set_timesteps` first"
             )
         return found[min(1, len(found) - 1)]
+
+    def _holds(self, timestep: torch.Tensor) -> bool:
+        """Whether a tensor is one element of `timesteps`, the very memory."""
+        mine = self.timesteps
+        if timestep.numel() != 1 or timestep.dtype != mine.dtype or timestep.device != mine.device:
+            return False
+        return timestep.untyped_storage().data_ptr() == mine.untyped_storage().data_ptr()
 
     def _index(self, timestep: Timestep) -> int:
         """The index of the step to take: counted, after the first."""
@@ -290,9 +299,19 @@ class VPScheduler(Scheduler):
 
     _compatibles = KARRAS_FAMILY
     init_noise_sigma: float = 1.0
+    _final_share: float = 1.0
+    # whether a step goes down by a fixed stride, or to the next timestep
+    _strides: ClassVar[bool] = False
+    _kept: list[float]
+    _moves: list[tuple[float, float]]
+    _stride: int
 
-    def _take_training_schedule(self) -> None:
-        """Compute betas and alphas from the config, and make every training timestep the schedule."""
+    def _take_training_schedule(self, *, ends_clean: bool = True) -> None:
+        """Compute betas and alphas from the config, and make every training timestep the schedule.
+
+        Args:
+            ends_clean: whether the step after the last timestep leaves no noise, or that of timestep 0.
+        """
         config = self.config
         self.betas = make_betas(
             config["beta_schedule"],
@@ -306,7 +325,66 @@ class VPScheduler(Scheduler):
         self.alphas_cumprod = torch.cumprod(self.alphas, dim=0)
         # the same on the host, for steps
         self._kept = to_list(self.alphas_cumprod)
-        self._take_schedule(range(len(self._kept) - 1, -1, -1), "cpu", dtype=torch.int64)
+        self._final_share = 1.0 if ends_clean else self._kept[0]
+        self._stride = 1
+        times = range(len(self._kept) - 1, -1, -1)
+        self._moves = [self._move(time) for time in times]
+        self._take_schedule(times, "cpu", dtype=torch.int64)
+
+    def _take_vp_schedule(
+        self, num_inference_steps: int | None, device: Device, timesteps: Numbers | None, sigmas: Numbers | None
+    ) -> None:
+        """Take n steps as the schedule: spaced as the config says, or at the caller's timesteps or VE sigmas.
+
+        `_moves` then holds what the running product of alphas is at each step, and what it is to become.
+        """
+        check_one_schedule(num_inference_steps, timesteps, sigmas)
+        kept = self._kept
+        if sigmas is not None:
+            levels = check_sigmas(sigmas)
+            times, dtype = timestep_at(levels[:-1], training_sigmas(self.alphas_cumprod)), torch.float32
+            shares = [1 / (1 + float(level) ** 2) for level in levels]
+            self._moves = list(pairwise(shares))
+        elif timesteps is not None:
+            times, dtype = check_timesteps(timesteps, len(kept), whole=True), torch.int64
+            self._moves = list(pairwise([*(kept[int(time)] for time in times), self._final_share]))
+        else:
+            config, count = self.config, check_steps(num_inference_steps)
+            dtype = torch.int64
+            times = spaced_timesteps(config["timestep_spacing"], count, len(kept), offset=config["steps_offset"])
+            self._stride = len(kept) // count
+            if self._strides:
+                self._moves = [self._move(int(time)) for time in times]
+            else:
+                self._moves = list(pairwise([*(kept[int(time)] for time in times), self._final_share]))
+        self.num_inference_steps = len(times)
+        self._take_schedule(times, device, dtype=dtype)
+
+    def _share(self, timestep: int) -> float:
+        """The running product of alphas at a timestep; below 0, the value that sampling ends with."""
+        return self._kept[timestep] if timestep >= 0 else self._final_share
+
+    def _move(self, timestep: int) -> tuple[float, float]:
+        """Where a step of the usual stride from a timestep starts and ends."""
+        return self._share(timestep), self._share(timestep - self._stride)
+
+    def _move_for(self, timestep: Timestep) -> tuple[float, float]:
+        """The move of this step: found by the timestep, which may be any of training; counted where reading the
+        timestep would mean waiting for the device."""
+        remote = isinstance(timestep, torch.Tensor) and timestep.device.type != "cpu" and not self._holds(timestep)
+        if remote and self._step_index is not None:
+            return self._moves[self._index(timestep)]
+        try:
+            self._step_index = self.index_for_timestep(timestep)
+        except ValueError:
+            value = _scalar(timestep)
+            if not (0 <= value < len(self._kept) and value == int(value)):
+                raise
+            return self._move(int(value))
+        return self._moves[self._step_index]
+
+    def _step_done(self) -> None:
+        self._step_index = None if self._step_index is None else self._step_index + 1
 
     def _noise_levels(self, timesteps: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         kept = self.alphas_cumprod.to(timesteps.device)
@@ -317,6 +395,15 @@ class VPScheduler(Scheduler):
         else:
             kept = kept[timesteps]
         return kept.sqrt(), (1 - kept).sqrt()
+
+    def _predict_original(self, output: torch.Tensor, sample: torch.Tensor, alpha: float, sigma: float) -> torch.Tensor:
+        """The clean sample that the output implies, kept in range."""
+        config, kind = self.config, self.config["prediction_type"]
+        if alpha == 0 and kind == "epsilon" and (config.get("clip_sample") or config.get("thresholding")):
+            # the sign is all that pure noise tells; the limit bounds it
+            sign = torch.sub(sample, output, alpha=sigma).mul_(math.inf)
+            return self._limit(sign.nan_to_num_(0.0, math.inf, -math.inf))
+        return self._limit(predict_original(kind, output, sample, alpha, sigma))
 
     def get_velocity(self, sample: torch.Tensor, noise: torch.Tensor, timesteps: torch.Tensor) -> torch.Tensor:
         """``v = alpha eps - sigma x_0``, what a v-prediction model learns (arXiv 2202.00512, appendix D)."""
@@ -330,8 +417,8 @@ class VEScheduler(VPScheduler):
     The model still wants the VP sample, which `scale_model_input` gives.
     """
 
-    def _take_training_schedule(self) -> None:
-        super()._take_training_schedule()
+    def _take_training_schedule(self, *, ends_clean: bool = True) -> None:
+        super()._take_training_schedule(ends_clean=ends_clean)
         if self.config.get("rescale_betas_zero_snr"):
             # pure noise would have an infinite sigma; this leaves 4096
             self.alphas_cumprod[-1] = 2**-24
@@ -369,30 +456,45 @@ class VEScheduler(VPScheduler):
             times = check_timesteps(timesteps, train_steps)
         else:
             spacing, offset = config["timestep_spacing"], config["steps_offset"]
-            assert num_inference_steps is not None
-            times = spaced_timesteps(spacing, num_inference_steps, train_steps, offset=offset, whole=False)
+            count = check_steps(num_inference_steps)
+            times = spaced_timesteps(spacing, count, train_steps, offset=offset, whole=False)
         levels = sigma_at(times, known)
+        end = known[0] if config.get("final_sigmas_type") == "sigma_min" else 0.0
+        ends_noisy = end >= levels[-1]
         if mode is not None:
             high, low = config.get("sigma_max"), config.get("sigma_min")
             high, low = levels[0] if high is None else high, levels[-1] if low is None else low
-            levels = respaced(mode, float(high), float(low), len(levels))
+            levels = respaced(mode, float(high), float(low), len(levels) + ends_noisy)
             times = timestep_at(levels, known)
-        end = known[0] if config.get("final_sigmas_type") == "sigma_min" else 0.0
+        elif ends_noisy:
+            # the lowest level is the end itself: spread the steps above it, so that none does nothing
+            times = np.linspace(times[0] or train_steps - 1, 0, len(levels) + 1)
+            levels = sigma_at(times, known)
+        if ends_noisy:
+            return times[:-1], levels
         return times, np.append(levels, end)
 
     def _noise_levels(self, timesteps: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        spread = [self._sigma_for_noise(time) for time in to_list(timesteps)]
+        index = self._begin_index if self._step_index is None else self._step_index
+        if index is not None:
+            # within a run its own level is meant, and the device is not waited for
+            spread = [self._sigmas[index]] * len(timesteps)
+        else:
+            spread = [self._sigma_of(time) for time in to_list(timesteps)]
         return torch.ones(len(spread)), torch.tensor(spread)
 
-    def _sigma_for_noise(self, timestep: float) -> float:
-        """The sigma that noise is added with: the run's own where it is known, else that of the timestep."""
-        index = self._begin_index if self._step_index is None else self._step_index
-        if index is None:
-            try:
-                index = self.index_for_timestep(timestep)
-            except ValueError:
-                return float(sigma_at(timestep, self._training_sigmas))
-        return self._sigmas[min(index, len(self._sigmas) - 1)]
+    def _sigma_of(self, timestep: float) -> float:
+        """The sigma of a timestep: the schedule's where it has it, else that of training."""
+        try:
+            return self._sigmas[self.index_for_timestep(timestep)]
+        except ValueError:
+            return float(sigma_at(timestep, self._training_sigmas))
+
+    def _solve(self, output: torch.Tensor, sample: torch.Tensor, sigma: float) -> tuple[torch.Tensor, torch.Tensor]:
+        """The predicted clean sample and the slope ``dx / dsigma = (x - x_0) / sigma`` (arXiv 2206.00364, eq. 3)."""
+        kind = self.config["prediction_type"]
+        original = predict_original_ve(kind, output, sample, sigma)
+        return original, output if kind == "epsilon" else (sample - original).div_(sigma)
 
 
 def check_one_schedule(
@@ -419,70 +521,19 @@ def check_one_schedule(
         raise ValueError(f"num_inference_steps={num_inference_steps} disagrees with {len(given)} {name}; give one")
 
 
-# --- prediction types ----------------------------------------------------------------------------------------------
-
-
-def predict_original(kind: str, output: torch.Tensor, sample: torch.Tensor, alpha: float, sigma: float) -> torch.Tensor:
-    """The clean sample that a model's output implies, for ``sample = alpha x_0 + sigma eps``.
-
-    Args:
-        kind: "epsilon", "sample", "v_prediction" (for ``alpha^2 + sigma^2 = 1``) or "flow_prediction" (for
-            ``alpha = 1 - sigma``; the output is ``eps - x_0``).
-        output: what the model returned.
-        sample: what it was given, before any scaling.
-        alpha: the signal's share.
-        sigma: the noise's standard deviation.
-
-    Raises:
-        ValueError: for another `kind`, or "epsilon" where no signal is left to solve for.
-    """
-    choice("prediction_type", kind, ("epsilon", "sample", "v_prediction", "flow_prediction"))
-    if kind == "sample":
-        return output
-    if kind == "flow_prediction":
-        return torch.sub(sample, output, alpha=sigma)
-    if kind == "v_prediction":
-        return torch.sub(alpha * sample, output, alpha=sigma)
-    if alpha == 0:
-        raise ValueError(
-            "prediction_type='epsilon' cannot start from pure noise (rescale_betas_zero_snr=True): "
-            "use a model of 'v_prediction' or 'sample'"
-        )
-    return torch.sub(sample, output, alpha=sigma).div_(alpha)
-
-
-def predict_original_ve(kind: str, output: torch.Tensor, sample: torch.Tensor, sigma: float) -> torch.Tensor:
-    """The same for ``sample = x_0 + sigma eps``, where the model saw the sample scaled to unit variance."""
-    if kind == "v_prediction":
-        scale = 1 / math.hypot(sigma, 1.0)
-        return torch.sub(sample * scale**2, output, alpha=sigma * scale)
-    return predict_original(kind, output, sample, 1.0, sigma)
-
-
-def predict_noise(original: torch.Tensor, sample: torch.Tensor, alpha: float, sigma: float) -> torch.Tensor:
-    """The noise that a predicted clean sample implies, for ``sample = alpha x_0 + sigma eps``."""
-    return torch.sub(sample, original, alpha=alpha).div_(sigma)
-
-
-def threshold_sample(original: torch.Tensor, ratio: float, most: float) -> torch.Tensor:
-    """Dynamic thresholding (Imagen, arXiv 2205.11487, section 2.3), for models in pixel space.
-
-    Each image's values are clamped to its own `ratio` quantile of magnitude, which is kept in [1, `most`], and divided
-    by it.
-    """
-    rows = original.flatten(1).float()
-    bound = torch.quantile(rows.abs(), ratio, dim=1, keepdim=True).clamp(1, max(most, 1))
-    return (rows.clamp(-bound, bound) / bound).reshape(original.shape).to(original.dtype)
-
-
 def full_precision(sample: torch.Tensor) -> torch.Tensor:
     """The sample in float32 where it is in half precision, so that a step loses nothing."""
     return sample.float() if sample.dtype in (torch.float16, torch.bfloat16) else sample
 
 
+def tensor_of(values: Array | Sequence[float], dtype: torch.dtype) -> torch.Tensor:
+    """Numbers as a CPU tensor, rounded once."""
+    return torch.tensor(np.asarray(values, dtype=np.float64).tolist(), dtype=torch.float64).to(dtype)
+
+
 def to_list(values: torch.Tensor) -> list[float]:
     """The values of a 1-D tensor on the host."""
-    return cast("list[float]", values.tolist())
+    return cast("list[float]", values.tolist())  # pyright: ignore[reportUnknownMemberType]
 
 
 def _scalar(timestep: Timestep) -> float:
@@ -491,11 +542,3 @@ def _scalar(timestep: Timestep) -> float:
             raise ValueError(f"timestep must be one number, got a tensor of shape {tuple(timestep.shape)}")
         return float(timestep.item())
     return float(timestep)
-
-
-def _place_in(timestep: torch.Tensor, timesteps: torch.Tensor) -> int | None:
-    """The index of a tensor that is a view of one element of `timesteps`; None if it is not."""
-    shares = timestep.untyped_storage().data_ptr() == timesteps.untyped_storage().data_ptr()
-    if timestep.numel() != 1 or timestep.dtype != timesteps.dtype or timestep.device != timesteps.device or not shares:
-        return None
-    return int(timestep.storage_offset()) - int(timesteps.storage_offset())

@@ -126,12 +126,12 @@ def spaced_timesteps(
     check_steps(steps, train_steps if whole or spacing != "linspace" else None)
     knots = steps + 1 if drop_last and steps < train_steps else steps
     if spacing == "trailing":
-        return np.round(train_steps - np.arange(steps) * (train_steps / steps)) - 1
+        return np.asarray(np.round(train_steps - np.arange(steps) * (train_steps / steps)) - 1, dtype=np.float64)
     if spacing == "linspace":
-        times = np.linspace(0, train_steps - 1, knots)
-        return (np.round(times) if whole else times)[::-1][:steps].copy()
+        times = np.linspace(train_steps - 1, 0, knots)[:steps] if knots > 1 else np.zeros(1)
+        return np.asarray(np.round(times) if whole else times, dtype=np.float64)
     times = np.arange(knots)[::-1][:steps] * float(train_steps // knots)
-    return times + max(0, min(offset, train_steps - 1 - times[0]))
+    return np.asarray(times + max(0, min(offset, train_steps - 1 - times[0])), dtype=np.float64)
 
 
 def sigma_mode(config: Mapping[str, Any]) -> str | None:
@@ -156,12 +156,12 @@ def karras_sigmas(high: float, low: float, steps: int, rho: float = 7.0) -> Arra
     """Even in ``sigma ** (1 / rho)`` (Karras et al., arXiv 2206.00364, eq. 5)."""
     ramp = np.linspace(0, 1, steps, dtype=np.float64)
     roots: Array = high ** (1 / rho) + ramp * (low ** (1 / rho) - high ** (1 / rho))
-    return roots**rho
+    return np.asarray(roots**rho, dtype=np.float64)
 
 
 def exponential_sigmas(high: float, low: float, steps: int) -> Array:
     """Even in ``log sigma``."""
-    return np.exp(np.linspace(math.log(high), math.log(low), steps, dtype=np.float64))
+    return np.asarray(np.exp(np.linspace(math.log(high), math.log(low), steps)), dtype=np.float64)
 
 
 def beta_sigmas(high: float, low: float, steps: int, alpha: float = 0.6, beta: float = 0.6) -> Array:

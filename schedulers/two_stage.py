@@ -1,0 +1,57 @@
+"""What solvers share that call the model twice a step: Heun's, and the midpoint methods of DPM-Solver-2's kind."""
+
+from itertools import zip_longest
+
+import torch
+
+from .base import Device, Timestep, VEScheduler
+from .sigmas import Array
+
+
+class TwoStageScheduler(VEScheduler):
+    """Base of those: `timesteps` holds both calls of every step, `sigmas` the level that the model sees at each.
+
+    n steps take 2n - 1 calls, for the last one ends at no noise, where there is nothing to correct. Even positions
+    begin a step, so a run may start at any of them.
+    """
+
+    order = 2
+    _pending: tuple[torch.Tensor, torch.Tensor] | None = None
+
+    def _forget(self) -> None:
+        super()._forget()
+        self._pending = None
+
+    @property
+    def state_in_first_order(self) -> bool:
+        """Whether the next call begins a step."""
+        return self._pending is None
+
+    def _take_two_stages(
+        self, times: Array, levels: Array, second_times: Array, second_levels: Array, device: Device
+    ) -> None:
+        """Interleave n steps (n timesteps, n + 1 sigmas) with the second calls of the first n - 1 of them."""
+        self.num_inference_steps = len(times)
+        both_times = [time for pair in zip_longest(times, second_times) for time in pair if time is not None]
+        both_levels = [level for pair in zip_longest(levels[:-1], second_levels) for level in pair if level is not None]
+        self._take_schedule(both_times, device, sigmas=[*both_levels, levels[-1]])
+
+    def _check_train_steps(self, num_train_timesteps: int | None) -> None:
+        """The argument is there for callers of the reference; it can only repeat the config."""
+        if num_train_timesteps not in (None, len(self)):
+            raise ValueError(f"num_train_timesteps={num_train_timesteps} differs from the config's {len(self)}")
+
+    def set_begin_index(self, begin_index: int = 0) -> None:
+        if begin_index % 2:
+            raise ValueError(f"begin_index={begin_index} is amid a step; {type(self).__name__} starts at even indices")
+        super().set_begin_index(begin_index)
+
+    def _index(self, timestep: Timestep) -> int:
+        index = super()._index(timestep)
+        if index % 2 and self._pending is None:
+            self._step_index = None
+            raise ValueError(
+                f"a run of {type(self).__name__} cannot start at index {index} of `timesteps`, amid a step: start at "
+                f"an even index, `timesteps[order * k:]`"
+            )
+        return index
