@@ -9,13 +9,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ..layers.attention import Attention
 from ..layers.resnet import Downsample2D, ResnetBlock2D, Upsample2D
 from ..layers.transformer import SpatialTransformer
-
-Tensor = torch.Tensor
 
 
 @dataclass(frozen=True, kw_only=True)

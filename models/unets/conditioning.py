@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ..base import Model
 from ..layers.activations import activation_function, get_activation
@@ -16,8 +16,6 @@ from ..layers.embeddings import (
     batched_timestep,
 )
 from .build import build_class_embedding, per_block
-
-Tensor = torch.Tensor
 
 
 class ConditionedModel(Model):

@@ -8,11 +8,9 @@ from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 from .blocks import BlockSpec
-
-Tensor = torch.Tensor
 
 
 def _smoothing(like: Tensor, gain: float) -> Tensor:

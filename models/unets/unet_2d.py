@@ -2,10 +2,10 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from diffusion_core.outputs import BaseOutput
 
@@ -23,7 +23,6 @@ from .build import (
     per_block,
 )
 
-Tensor = torch.Tensor
 _SUPPORTED = {
     "down": [name for name in DOWN_BLOCKS if "Cross" not in name],
     "up": [name for name in UP_BLOCKS if "Cross" not in name],
@@ -60,11 +59,11 @@ class UNet2DModel(Model):
         ValueError: for a kind that is not supported, and for numbers that do not fit, naming both.
     """
 
-    _repeated_blocks: list[str] = []  # noqa: RUF012
-    _no_split_modules = ["ResnetBlock2D", "AttnUpBlock2D", "UpBlock2D", "SkipUpBlock2D"]  # noqa: RUF012
-    _keep_in_fp32_modules: list[str] = []  # noqa: RUF012
-    _skip_layerwise_casting_patterns = ["norm"]  # noqa: RUF012
-    _supports_gradient_checkpointing = False
+    _repeated_blocks: ClassVar[list[str]] = []
+    _no_split_modules: ClassVar[list[str] | None] = ["ResnetBlock2D", "AttnUpBlock2D", "UpBlock2D", "SkipUpBlock2D"]
+    _keep_in_fp32_modules: ClassVar[list[str] | None] = None
+    _skip_layerwise_casting_patterns: ClassVar[list[str] | tuple[str, ...] | None] = ["norm"]
+    _supports_gradient_checkpointing: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -163,6 +162,7 @@ class UNet2DModel(Model):
         self.down_blocks = build_down_blocks(kinds, channels, down, {"layers": layers})
         up = {**common, "resample_by": settings["upsample_type"] or "conv", "image_channels": settings["out_channels"]}
         self.up_blocks = build_up_blocks(settings["up_block_types"], channels[::-1], up, {"layers": layers[::-1]})
+        self.skips_taken = [count + 1 for count in layers[::-1]]
         self.mid_block = self._mid_block(channels[-1], common)
 
     def _mid_block(self, channels: int, common: Mapping[str, Any]) -> UNetMidBlock2D | None:
@@ -220,10 +220,9 @@ class UNet2DModel(Model):
             skips += more
         if self.mid_block is not None:
             sample = self.mid_block(sample, temb)
-        for block in self.up_blocks:
-            layers = len(block.resnets)
-            taken = skips[: -layers - 1 : -1]
-            del skips[-layers:]
+        for block, count in zip(self.up_blocks, self.skips_taken, strict=True):
+            taken = skips[: -count - 1 : -1]
+            del skips[-count:]
             if hasattr(block, "skip_conv"):
                 sample, drawn = block(sample, taken, temb, drawn)
             else:

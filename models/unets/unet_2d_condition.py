@@ -2,10 +2,9 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
-import torch
-from torch import nn
+from torch import Tensor, nn
 
 from diffusion_core.outputs import BaseOutput
 
@@ -28,7 +27,6 @@ from .conditioning import (
     mask_to_bias,
 )
 
-Tensor = torch.Tensor
 _SUPPORTED = {
     "down": [name for name in DOWN_BLOCKS if "Skip" not in name],
     "up": [name for name in UP_BLOCKS if "Skip" not in name],
@@ -70,11 +68,16 @@ class UNet2DConditionModel(ConditionedModel):
         ValueError: for a kind that is not supported, and for numbers that do not fit, naming both.
     """
 
-    _repeated_blocks = ["BasicTransformerBlock"]  # noqa: RUF012
-    _no_split_modules = ["BasicTransformerBlock", "ResnetBlock2D", "CrossAttnUpBlock2D", "UpBlock2D"]  # noqa: RUF012
-    _keep_in_fp32_modules: list[str] = []  # noqa: RUF012
-    _skip_layerwise_casting_patterns = ["norm"]  # noqa: RUF012
-    _supports_gradient_checkpointing = False
+    _repeated_blocks: ClassVar[list[str]] = ["BasicTransformerBlock"]
+    _no_split_modules: ClassVar[list[str] | None] = [
+        "BasicTransformerBlock",
+        "ResnetBlock2D",
+        "CrossAttnUpBlock2D",
+        "UpBlock2D",
+    ]
+    _keep_in_fp32_modules: ClassVar[list[str] | None] = None
+    _skip_layerwise_casting_patterns: ClassVar[list[str] | tuple[str, ...] | None] = ["norm"]
+    _supports_gradient_checkpointing: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -155,6 +158,7 @@ class UNet2DConditionModel(ConditionedModel):
             settings["down_block_types"], channels, {**common, **outer, "downsample_padding": padding}, varying
         )
         inward = {name: values[::-1] for name, values in varying.items()}
+        self.skips_taken = [count + 1 for count in inward["layers"]]
         inward["transformer_layers"] = self._up_depths(varying["transformer_layers"])
         self.up_blocks = build_up_blocks(settings["up_block_types"], channels[::-1], {**common, **outer}, inward)
         last = {name: values[-1] for name, values in varying.items() if name not in ("layers", "only_cross_attention")}
@@ -266,10 +270,9 @@ class UNet2DConditionModel(ConditionedModel):
         return sample, skips
 
     def _up(self, sample: Tensor, skips: list[Tensor], temb: Tensor, context: tuple[Tensor | None, ...]) -> Tensor:
-        for block in self.up_blocks:
-            layers = len(block.resnets)
-            taken = skips[: -layers - 1 : -1]
-            del skips[-layers:]
+        for block, count in zip(self.up_blocks, self.skips_taken, strict=True):
+            taken = skips[: -count - 1 : -1]
+            del skips[-count:]
             # The next skip has the size before halving, which doubling misses where it was odd.
             size = skips[-1].shape[2:] if skips else None
             sample = block(sample, taken, temb, size, *context)
