@@ -1,0 +1,60 @@
+# The commands of this project. `make demo` draws a picture, `make test` checks everything.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+PACKAGES := diffusion_core models offload pipelines schedulers
+PROMPT ?= a small red circle above a large blue square on a yellow background
+# Tests run one process a core; more threads in each would only fight.
+WORKERS ?= $(shell nproc)
+
+.PHONY: demo test test-slow lint types docs bench shapes-score clean
+
+demo: $(VENV)/.demo
+	$(BIN)/diffusion-core generate "$(PROMPT)" --seed 7 --upscale 4 --output picture.png
+
+test: lint types
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --ignore tests/offload/simulator
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/offload/simulator
+
+test-slow: $(VENV)/.test
+	$(BIN)/python -m pytest -m slow -s --ignore tests/offload/simulator
+	$(BIN)/python -m pytest -m slow -s tests/offload/simulator
+
+lint: $(VENV)/.test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	rm -rf build/lint && $(BIN)/pip install -q --no-deps --target build/lint .
+	PYTHONPATH=build/lint $(BIN)/lint-imports
+
+types: $(VENV)/.test
+	$(BIN)/pyright
+
+docs: $(VENV)/.docs
+	rm -rf build/docs && $(BIN)/pip install -q --no-deps --target build/docs .
+	PYTHONPATH=build/docs $(BIN)/mkdocs build --strict
+
+bench: $(VENV)/.test
+	$(BIN)/python -m benchmarks.load_memory
+	$(BIN)/python -m benchmarks.scheduler_steps
+
+shapes-score: $(VENV)/.test
+	$(BIN)/python -m benchmarks.shapes.evaluate
+
+clean:
+	rm -rf build dist $(VENV) *.egg-info
+
+# One environment; each marker adds what its commands need.
+$(VENV)/bin/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.demo: pyproject.toml constraints.txt | $(VENV)/bin/python
+	$(BIN)/pip install -q -c constraints.txt -e .
+	touch $@
+
+$(VENV)/.test: pyproject.toml constraints.txt | $(VENV)/bin/python
+	$(BIN)/pip install -q -c constraints.txt -e '.[test]'
+	touch $@
+
+$(VENV)/.docs: pyproject.toml constraints.txt | $(VENV)/bin/python
+	$(BIN)/pip install -q -c constraints.txt -e '.[docs]'
+	touch $@
