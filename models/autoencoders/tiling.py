@@ -148,11 +148,14 @@ def run_tiled(
 
 
 def _room_for(part: torch.Tensor, axes: Sequence[Axis], counts: Sequence[int], units: Sequence[int]) -> torch.Tensor:
-    """An empty result, in the dtype, device and memory format of the first tile."""
+    """Zeros for the result, in the dtype, device and memory format of the first tile.
+
+    Not an empty tensor: `_paste` multiplies what is there by 0, which must not be NaN.
+    """
     shape = list(part.shape)
     for axis, count, unit in zip(axes, counts, units, strict=True):
         shape[axis.dim] = count * unit + axis.lead
-    output = part.new_empty(shape)
+    output = part.new_zeros(shape)
     channels_last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(part.dim())
     if channels_last and not part.is_contiguous() and part.is_contiguous(memory_format=channels_last):
         output = output.contiguous(memory_format=channels_last)
