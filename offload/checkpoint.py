@@ -104,9 +104,12 @@ def read_header(path: str | os.PathLike[str]) -> Header:
 
 
 def _parsed(file: Path, start: int, content: dict[str, Any]) -> Header:
-    metadata = content.pop("__metadata__", None) or {}
-    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
-        raise ValueError("__metadata__ is not an object of texts")
+    notes: Any = content.pop("__metadata__", None) or {}
+    if not isinstance(notes, dict):
+        raise ValueError("__metadata__ is not an object")
+    metadata = cast("dict[str, Any]", notes)
+    if not all(isinstance(value, str) for value in metadata.values()):
+        raise ValueError("__metadata__ holds values that are not texts")
     tensors = {name: _tensor_info(name, entry, start) for name, entry in content.items()}
     reached = start
     for name, info in sorted(tensors.items(), key=lambda item: (item[1].begin, item[1].end)):
@@ -114,7 +117,7 @@ def _parsed(file: Path, start: int, content: dict[str, Any]) -> Header:
             relation = "overlaps with the tensor before it" if info.begin < reached else "leaves a gap before it"
             raise ValueError(f"{name!r} at bytes {info.begin - start} to {info.end - start} {relation}")
         reached = info.end
-    return Header(file, start, tensors, cast("dict[str, str]", metadata))
+    return Header(file, start, tensors, metadata)
 
 
 def _tensor_info(name: str, entry: Any, start: int) -> TensorInfo:
@@ -224,7 +227,8 @@ class TensorFile(Mapping[str, torch.Tensor]):
             return flat.view(info.shape)
         flat = torch.empty(nbytes, dtype=torch.uint8)
         self._stream.seek(info.begin)
-        if self._stream.readinto(memoryview(flat.numpy())) != nbytes:
+        content: Any = flat.numpy()
+        if self._stream.readinto(content) != nbytes:
             raise CorruptFileError(f"{self.header.path} became shorter while it was read")
         return flat.view(info.dtype).view(info.shape)
 
@@ -339,7 +343,7 @@ class Checkpoint(Mapping[str, torch.Tensor]):
 def _listed(text: str | None, infos: Mapping[str, TensorInfo]) -> set[str]:
     """The names in a JSON list; what is no such list, or names nothing, does not count."""
     try:
-        names = json.loads(text) if text else []
+        names: Any = json.loads(text) if text else []
     except (ValueError, RecursionError):
         return set()
     if not isinstance(names, list):
@@ -403,8 +407,12 @@ def is_finite(tensor: torch.Tensor, block: int = 1 << 22) -> bool:
     """Whether a tensor holds neither NaN nor infinity. Read in blocks, as the test makes a copy of what it tests."""
     if not tensor.is_floating_point() or tensor.is_meta:
         return True
-    parts = tensor.detach().reshape(-1).split(block)
-    return all(bool(torch.isfinite(part.float() if part.element_size() == 1 else part).all()) for part in parts)
+    flat = tensor.detach().reshape(-1)
+    for start in range(0, flat.numel(), block):
+        part = flat[start : start + block]
+        if not torch.isfinite(part.float() if part.element_size() == 1 else part).all():
+            return False
+    return True
 
 
 if sys.byteorder != "little":  # pragma: no cover

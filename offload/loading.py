@@ -4,9 +4,10 @@
 # The tables of nn.Module are written to directly: its own setters would register a tensor again, not share it.
 
 import re
+import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, cast
+from typing import Any, Literal, TypeVar, cast
 
 import torch
 from torch import nn
@@ -20,6 +21,10 @@ from .checkpoint import Checkpoint, TensorInfo, is_finite
 
 logger = get_logger(__name__)
 
+_Module = TypeVar("_Module", bound=nn.Module)
+
+# transformers changes torch's default dtype, which all threads share, while it builds a model.
+BUILDING = threading.RLock()
 # From this size on, or with several files, a bar shows how far the load is.
 _WORTH_A_BAR = 2**30
 _STRATEGIES = frozenset({"auto", "balanced", "balanced_low_0", "sequential"})
@@ -42,14 +47,15 @@ class WeightsOnMeta(TorchFunctionMode):
         return func(*args, **options)
 
 
-def build_without_weights(build: Callable[[], nn.Module]) -> nn.Module:
+def build_without_weights(build: Callable[[], _Module]) -> _Module:
     """What `build` makes, with its weights on meta; weights on the CPU if its constructor reads their values."""
-    try:
-        with WeightsOnMeta():
+    with BUILDING:
+        try:
+            with WeightsOnMeta():
+                return build()
+        except (NotImplementedError, RuntimeError) as error:
+            logger.debug("the constructor needs real weights (%s); building with them", error)
             return build()
-    except (NotImplementedError, RuntimeError) as error:
-        logger.debug("the constructor needs real weights (%s); building with them", error)
-        return build()
 
 
 @dataclass

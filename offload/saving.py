@@ -65,7 +65,7 @@ def save_tensors(
     single = with_variant(f"{weights_name}.{suffix}", variant)
     split = split_state_dict_into_shards_factory(
         {name: tensor.numel() * tensor.element_size() for name, tensor in stored.items()},
-        get_storage_size=lambda size: max(1, size),
+        get_storage_size=int,
         filename_pattern=f"{single.removesuffix('.' + suffix)}{{suffix}}.{suffix}",
         max_shard_size=limit,
     )

@@ -1,0 +1,158 @@
+"""Models of `transformers` (text and image encoders) through the same checked, mapped path as our own.
+
+The files are opened and checked here; `transformers` then gets their tensors, and renames them as its version needs.
+"""
+
+import os
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from diffusion_core.errors import CheckpointError, ConfigError, KeyMismatchError, NumericalError
+from diffusion_core.hub import find_file, find_weights
+from diffusion_core.logging import get_logger
+
+from ..offload.checkpoint import Checkpoint, is_finite
+from ..offload.dtypes import parse_dtype
+from ..offload.loading import BUILDING, Differences, build_without_weights, named_tensors, single_device
+
+logger = get_logger(__name__)
+
+
+def load_transformers_model(
+    cls: Any,
+    pretrained_model_name_or_path: str | os.PathLike[str],
+    *,
+    dtype: torch.dtype | str | None = None,
+    torch_dtype: torch.dtype | str | None = None,
+    subfolder: str | None = None,
+    variant: str | None = None,
+    use_safetensors: bool | None = None,
+    device_map: Any = None,
+    disable_mmap: bool = False,
+    verify_checksum: bool = False,
+    check_finite: bool = False,
+    **options: Any,
+) -> Any:
+    """Load a model of `transformers`, such as `CLIPTextModel`, in evaluation mode and with every tensor defined.
+
+    Weights of the right dtype stay mapped files; others are converted one by one. A quantised checkpoint is left to
+    the class's own `from_pretrained`.
+
+    Args:
+        cls: the class, or `transformers.AutoModel`.
+        pretrained_model_name_or_path: a repo on the Hub or a folder with `config.json` and the weights.
+        dtype: None gives float32, "auto" the one that most of the file's weights have.
+        device_map: one device for all, as for `Model.from_pretrained`.
+        options: `revision`, `token`, `cache_dir`, `force_download`, `local_files_only`.
+
+    Raises:
+        CheckpointError: with its subclasses, for files that are missing, damaged, or lack tensors of the model.
+        ConfigError: if the config makes no sense.
+    """
+    dtype = dtype if dtype is not None else torch_dtype
+    wanted = None if dtype == "auto" else parse_dtype(dtype) or torch.float32
+    device = single_device(device_map)
+    place = {"subfolder": subfolder, **options}
+    folder = find_file(pretrained_model_name_or_path, "config.json", **place).parent
+    config = _read_config(cls, folder)
+    if getattr(config, "quantization_config", None) is not None:
+        logger.info("%s is quantised; transformers loads it by itself", folder)
+        chosen = {"dtype": dtype or torch.float32, "variant": variant, "use_safetensors": use_safetensors}
+        return cls.from_pretrained(folder, device_map=device, **chosen).eval()
+    cls = _concrete(cls, config)
+    files = find_weights(
+        pretrained_model_name_or_path,
+        variant=variant,
+        use_safetensors=use_safetensors,
+        weights_name="model",
+        pickle_name="pytorch_model",
+        **place,
+    )
+    with Checkpoint(files, disable_mmap=disable_mmap, verify_checksum=verify_checksum) as checkpoint:
+        tensors = _converted(cls, checkpoint, wanted, device)
+        chosen_dtype = wanted or _main_dtype(checkpoint)
+    if check_finite:
+        bad = [name for name, tensor in tensors.items() if not is_finite(tensor)]
+        if bad:
+            raise NumericalError(f"{folder} holds NaN or infinity in {', '.join(bad)}: the file is damaged")
+    return _assembled(cls, folder, config, tensors, chosen_dtype, device)
+
+
+def _read_config(cls: Any, folder: Path) -> Any:
+    import transformers
+
+    source = getattr(cls, "config_class", None) or transformers.AutoConfig
+    try:
+        return source.from_pretrained(folder)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(f"{folder / 'config.json'} is no config that transformers understands: {error}") from error
+
+
+def _concrete(cls: Any, config: Any) -> Any:
+    """The class itself, or the one that an automatic class picks for the config."""
+    if getattr(cls, "config_class", None) is not None:
+        return cls
+    return type(build_without_weights(lambda: cls.from_config(config)))
+
+
+def _converted(
+    cls: Any, checkpoint: Checkpoint, dtype: torch.dtype | None, device: torch.device
+) -> dict[str, torch.Tensor]:
+    """The tensors in their final dtype and place, but for those whose precision the class decides itself."""
+    kept = {*(getattr(cls, "_keep_in_fp32_modules", None) or ()), *(_strict_parts(cls))}
+    result: dict[str, torch.Tensor] = {}
+    for name, info in checkpoint.infos.items():
+        convert = dtype is not None and info.dtype.is_floating_point and not kept.intersection(name.split("."))
+        if (convert and info.dtype != dtype) or device.type != "cpu":
+            checkpoint.prefetch(name)
+        result[name] = checkpoint[name].to(device=device, dtype=dtype if convert else None)
+    for alias, original in checkpoint.aliases.items():
+        result.setdefault(alias, result[original])
+    return result
+
+
+def _strict_parts(cls: Any) -> Any:
+    return getattr(cls, "_keep_in_fp32_modules_strict", None) or ()
+
+
+def _main_dtype(checkpoint: Checkpoint) -> torch.dtype:
+    sizes: Counter[torch.dtype] = Counter()
+    for info in checkpoint.infos.values():
+        if info.dtype.is_floating_point:
+            sizes[info.dtype] += info.end - info.begin + 1
+    return sizes.most_common(1)[0][0] if sizes else torch.float32
+
+
+def _assembled(
+    cls: Any, folder: Path, config: Any, tensors: Mapping[str, torch.Tensor], dtype: torch.dtype, device: torch.device
+) -> Any:
+    with BUILDING:
+        model, info = cls.from_pretrained(
+            None,
+            config=config,
+            state_dict=dict(tensors),
+            torch_dtype=dtype,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,
+        )
+    mismatched = [(name, tuple(there), tuple(here)) for name, there, here in info["mismatched_keys"]]
+    differences = Differences(sorted(info["missing_keys"]), [], sorted(mismatched))
+    if differences.describe():
+        error = KeyMismatchError(f"{folder} does not fit {cls.__name__}:\n{differences.describe()}")
+        error.missing, error.mismatched = differences.missing, differences.mismatched
+        raise error
+    if info["unexpected_keys"]:
+        logger.info("%s: %s has no use for %s", folder, cls.__name__, sorted(info["unexpected_keys"]))
+    undefined = [name for name, tensor in named_tensors(model).items() if tensor.is_meta]
+    if undefined:
+        raise CheckpointError(f"{cls.__name__} was loaded from {folder} without values for {undefined}")
+    model.name_or_path = str(folder)
+    if (folder / "generation_config.json").is_file() and model.can_generate():
+        from transformers import GenerationConfig
+
+        model.generation_config = GenerationConfig.from_pretrained(folder)
+    return model.to(device).eval()
