@@ -159,7 +159,7 @@ class Pipeline(ConfigMixin):
             use_safetensors: True refuses `.bin` files, False reads only those, None prefers safetensors.
             device_map: load straight onto one device: its name, a `torch.device` or `{"": device}`.
             max_memory, offload_folder: for weights that are spread over devices.
-            low_cpu_mem_usage: build models without memory, and fill them tensor by tensor.
+            low_cpu_mem_usage: accepted; loading always takes the weights' memory plus one tensor at most.
             disable_mmap: read weight files instead of mapping them.
             revision: a branch, tag or commit of the repo; all files come from the same commit.
             token, cache_dir, force_download, local_files_only: how files come from the Hub.
@@ -181,7 +181,6 @@ class Pipeline(ConfigMixin):
             dtype=torch_dtype if dtype is None else dtype,
             variant=variant,
             use_safetensors=use_safetensors,
-            low_cpu_mem_usage=low_cpu_mem_usage,
             disable_mmap=disable_mmap,
             device=device,
         )

@@ -15,6 +15,7 @@ from diffusion_core.hub import find_file, is_local, list_files, snapshot
 from diffusion_core.logging import get_logger
 from diffusion_core.progress import progress_bar
 
+from ..models.foreign import load_transformers_model
 from ..offload.dtypes import parse_dtype
 from ..offload.loading import single_device
 from .components import ABSENT, Entry, class_of, public, public_names
@@ -50,7 +51,6 @@ class WeightOptions:
     dtype: Any = None
     variant: str | None = None
     use_safetensors: bool | None = None
-    low_cpu_mem_usage: bool = True
     disable_mmap: bool = False
     device: torch.device | str = "cpu"
 
@@ -174,7 +174,6 @@ def load_component(cls: Any, folder: Path, name: str, files: list[str], options:
         "dtype": options.dtype_of(name),
         "variant": weights.variant if weights else None,
         "use_safetensors": options.use_safetensors,
-        "low_cpu_mem_usage": options.low_cpu_mem_usage,
         "disable_mmap": options.disable_mmap,
         "device_map": options.device,
     }
@@ -317,6 +316,10 @@ def _check_variant(source: str, files: Mapping[str, list[str]], variant: str | N
 
 
 def _load_foreign(cls: Any, folder: Path, name: str, arguments: dict[str, Any]) -> Any:
-    """A model of another library, by its own loader."""
-    known = {key: arguments[key] for key in ("dtype", "variant", "use_safetensors")}
-    return cls.from_pretrained(folder, subfolder=name, **known).eval().to(arguments["device_map"])
+    """A model of another library: of transformers through our own reader, of others by its own loader."""
+    from transformers import PreTrainedModel
+
+    if issubclass(cls, PreTrainedModel):
+        return load_transformers_model(cls, folder, subfolder=name, **arguments)
+    dtype = None if arguments["dtype"] == "auto" else arguments["dtype"]
+    return cls.from_pretrained(str(folder / name)).eval().to(device=arguments["device_map"], dtype=dtype)
