@@ -71,10 +71,16 @@ def vae(library: ModuleType, seed: int = 0, **changes: Any) -> Any:
     return library.AutoencoderKL(**{**config, **changes}).eval()
 
 
-def scheduler(library: ModuleType, name: str = "DDIMScheduler", **changes: Any) -> Any:
-    """A scheduler with the settings of Stable Diffusion 1.x."""
-    config = {"beta_start": 0.00085, "beta_end": 0.012, "beta_schedule": "scaled_linear", "steps_offset": 1}
-    return getattr(library, name)(**{**config, **changes})
+def scheduler(library: ModuleType, **changes: Any) -> Any:
+    """DDIM with the settings of Stable Diffusion 1.x."""
+    config = {
+        "beta_start": 0.00085,
+        "beta_end": 0.012,
+        "beta_schedule": "scaled_linear",
+        "clip_sample": False,
+        "steps_offset": 1,
+    }
+    return library.DDIMScheduler(**{**config, **changes})
 
 
 def components(library: ModuleType, folder: Path, seed: int = 0) -> dict[str, Any]:
