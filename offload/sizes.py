@@ -27,7 +27,7 @@ def parse_bytes(size: int | str, name: str = "size") -> int:
         ValueError: the text is not a number with a known unit, or the size is negative.
         TypeError: neither int nor text.
     """
-    if isinstance(size, bool) or not isinstance(size, (int, str)):
+    if isinstance(size, bool) or not isinstance(size, (int, str)):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise TypeError(f'`{name}` must be bytes as an int or text such as "8GB", but is {size!r}.')
     if isinstance(size, str):
         match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", size)

@@ -7,7 +7,7 @@ import importlib
 import warnings
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -50,9 +50,9 @@ def register() -> None:
 
     importlib.import_module("torch._dynamo")  # it keeps some functions as it finds them, so before they are patched
     _setup_privateuseone_for_python_backend(bindings.NAME, backend_module=DeviceModule())
-    everything = torch.library.Library("_", "IMPL")
+    everything: Any = torch.library.Library("_", "IMPL")
     everything.fallback(execute, bindings.DISPATCH_KEY)
-    own = torch.library.Library("aten", "IMPL")
+    own: Any = torch.library.Library("aten", "IMPL")
     for name, kernel in KERNELS.items():
         own.impl(name, kernel, bindings.DISPATCH_KEY)
     for name in WHOLE:
@@ -75,13 +75,13 @@ def patches() -> Generator[None]:
 
     def patch(owner: Any, name: str, value: Any) -> None:
         own = name in vars(owner)
-        before = getattr(owner, name) if not own else vars(owner)[name]
+        before: Any = cast("dict[str, Any]", vars(owner)).get(name)
         setattr(owner, name, value)
         undo.append(lambda: setattr(owner, name, before) if own else delattr(owner, name))
 
     _patch_tensors(patch)
     _patch_accelerator(patch)
-    pinning = torch.library.Library("aten", "IMPL")
+    pinning: Any = torch.library.Library("aten", "IMPL")
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=".*Overriding a previously registered kernel.*")
@@ -99,10 +99,10 @@ def _crosses(tensor: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def _patch_tensors(patch: Callable[[Any, str, Any], None]) -> None:
-    tensor_class = torch.Tensor
+    tensor_class: Any = torch.Tensor
     record_stream, deepcopy = tensor_class.record_stream, tensor_class.__deepcopy__
     clone_storage = torch.UntypedStorage.clone
-    compatible: Callable[[torch.Tensor, torch.Tensor], bool] = torch._has_compatible_shallow_copy_type
+    compatible: Callable[[torch.Tensor, torch.Tensor], bool] = cast(Any, torch)._has_compatible_shallow_copy_type
 
     def set_data(tensor: torch.Tensor, value: torch.Tensor) -> None:
         if not _crosses(tensor, value):

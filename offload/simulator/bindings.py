@@ -35,8 +35,8 @@ _pointer.restype = ctypes.c_void_p
 _pointer.argtypes = [ctypes.py_object, ctypes.c_char_p]
 _export = cast("Callable[[torch.Tensor], Any]", torch._C._to_dlpack)
 _import = cast("Callable[[Any], torch.Tensor]", torch._C._from_dlpack)
-conj_view = cast("Callable[[torch.Tensor], torch.Tensor]", torch._conj)
-neg_view = cast("Callable[[torch.Tensor], torch.Tensor]", torch._neg_view)
+conj_view = cast("Callable[[torch.Tensor], torch.Tensor]", cast(Any, torch)._conj)
+neg_view = cast("Callable[[torch.Tensor], torch.Tensor]", cast(Any, torch)._neg_view)
 
 
 def _retag(tensor: torch.Tensor, kind: int, index: int) -> torch.Tensor:
@@ -83,12 +83,12 @@ def set_data(tensor: torch.Tensor, value: torch.Tensor) -> None:
 def byte_range(tensor: torch.Tensor) -> tuple[int, int]:
     """First byte and one past the last byte that a strided tensor touches, counted from the start of its storage."""
     size = tensor.element_size()
-    start = tensor.storage_offset() * size
+    start = int(tensor.storage_offset()) * size
     if tensor.numel() == 0:
         return start, start
     if tensor.is_contiguous():
         return start, start + tensor.numel() * size
-    last = sum((length - 1) * stride for length, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    last: int = sum((length - 1) * stride for length, stride in zip(tensor.shape, tensor.stride(), strict=True))
     return start, start + (last + 1) * size
 
 

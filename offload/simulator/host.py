@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -108,7 +108,7 @@ class HostWatch(TorchDispatchMode):
     """
 
     def __init__(self, simulator: Simulator) -> None:
-        super().__init__()
+        super().__init__()  # pyright: ignore[reportUnknownMemberType]
         self._simulator = simulator
 
     def __torch_dispatch__(
@@ -124,12 +124,13 @@ class HostWatch(TorchDispatchMode):
 
     def _check(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         info = describe(func)
-        if info.view or any(_touches_device(value) for value in (*args, *kwargs.values())):
+        if not info.reads or any(_touches_device(value) for value in (*args, *kwargs.values())):
             return
         for position, value in info.pair(args, kwargs):
-            for tensor in value if isinstance(value, (list, tuple)) else (value,):
+            values = cast("list[Any]", value) if isinstance(value, (list, tuple)) else [value]
+            for tensor in values:
                 if isinstance(tensor, torch.Tensor) and tensor.device.type == "cpu":
-                    self._simulator.transfers.check(tensor, info.writes[position], f"{info.name}")
+                    self._simulator.transfers.check(tensor, info.writes[position], info.name)
 
 
 def _touches_device(value: Any) -> bool:

@@ -152,6 +152,32 @@ def _copy_across(source: torch.Tensor, target: torch.Tensor, non_blocking: bool)
             simulator.host_joins(stream.clock, stream.time)
 
 
+def to_copy(
+    tensor: torch.Tensor,
+    *,
+    dtype: torch.dtype | None = None,
+    layout: Any = None,
+    device: torch.device | None = None,
+    pin_memory: bool | None = None,
+    non_blocking: bool = False,
+    memory_format: torch.memory_format | None = None,
+) -> torch.Tensor:
+    """`tensor.to(...)`. As on CUDA, a non-blocking copy to the host makes pinned memory and returns at once."""
+    device = device or tensor.device
+    like = torch.empty_like(dry.to_meta(tensor), dtype=dtype, memory_format=memory_format or torch.preserve_format)
+    if device.type != "cpu":
+        out = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=device)
+        return out.copy_(tensor, non_blocking=non_blocking)
+    simulator = state.current()
+    if simulator is not None and simulator.dry:
+        out = dry.blank(like.shape, like.stride(), like.dtype)
+    else:
+        out = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype)
+    if simulator is not None and non_blocking:
+        simulator.pinned.add(out)
+    return out.copy_(tensor, non_blocking=non_blocking)
+
+
 def copy_and_resize(source: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     """As `copy`, after the target has taken the source's shape."""
     if source.shape != target.shape:
@@ -207,6 +233,7 @@ KERNELS = {
     "_copy_from": copy,
     "_copy_from_and_resize": copy_and_resize,
     "_local_scalar_dense": item,
+    "_to_copy": to_copy,
     "as_strided": as_strided,
     "convolution_overrideable": convolution,
     "empty.memory_format": empty,

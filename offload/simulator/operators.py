@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
@@ -66,13 +66,14 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, (list, tuple)):
-        for item in value:
+        for item in cast("list[Any]", value):
             yield from _tensors(item)
 
 
 def _map(value: Any, change: Callable[[Any], Any]) -> Any:
-    if isinstance(value, (list, tuple)) and any(isinstance(item, torch.Tensor) for item in value):
-        return type(value)(change(item) for item in value)
+    if isinstance(value, (list, tuple)):
+        items = [change(item) for item in cast("list[Any]", value)]
+        return tuple(items) if isinstance(value, tuple) else items
     return change(value)
 
 
@@ -98,6 +99,8 @@ class _Call:
         if not self.info.view:
             self._launch()
         out = dry.run(self.op, self.info, args, kwargs) if self.dry else self.op(*args, **kwargs)
+        if self.dry and self.base == "all":
+            self._all_true()
         if not self.info.view:
             self._spend(args, kwargs, out)
         self._follow_resizes()
@@ -161,7 +164,7 @@ class _Call:
         if value.device.type != bindings.NAME:
             return dry.to_meta(value) if self.dry and value.dim() else value
         if id(value) not in self.lowered:
-            if value.numel() == 0 and self.info.name.endswith("out"):
+            if value.numel() == 0 and self.info.fills_out:
                 stand_in = torch.empty(0, dtype=value.dtype, device="meta" if self.dry else "cpu")
             else:
                 stand_in = dry.to_meta(value) if self.dry else bindings.to_host(value)
@@ -179,11 +182,22 @@ class _Call:
                     if tensor.device.type == bindings.NAME:
                         check_access(simulator, tensor, self.stream, self.info.writes[position], self.info.name)
 
+    def _written(self) -> list[torch.Tensor]:
+        pairs = self.info.pair(self.args, self.kwargs)
+        return [t for position, value in pairs if self.info.writes[position] for t in _tensors(value)]
+
+    def _all_true(self) -> None:
+        for tensor in self._written():
+            if not dry.is_large((tensor,)):
+                bindings.to_host(tensor).fill_(True)
+
     def _spend(self, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
         timeline = self.simulator.timeline
         results = list(_tensors(out))
         written = sum(t.numel() * t.element_size() for t in results)
-        read = written if self.base in _PICKS else sum(t.numel() * t.element_size() for t in self.tensors)
+        filled = [t for t in self.tensors if self.info.fills_out and any(t is o for o in self._written())]
+        sources = [t for t in self.tensors if all(t is not o for o in filled)]
+        read = written if self.base in _PICKS else sum(t.numel() * t.element_size() for t in sources)
         flops = count_flops(self.op, args, kwargs, results[0]) if results else 0.0
         half = any(t.is_floating_point() and t.element_size() <= 2 for t in self.tensors)
         seconds = timeline.compute_seconds(flops, read + written, half)
@@ -205,9 +219,10 @@ class _Call:
     def _lift(self, out: Any) -> Any:
         if not isinstance(out, (list, tuple)):
             return self._lift_one(out, self.info.returned[0] if self.info.returned else None)
+        results = list(cast("list[Any]", out))
         if len(self.info.returned) == 1:  # one result that is a list of tensors
-            return [self._lift_one(item, None) for item in out]
-        return tuple(self._lift_one(item, origin) for item, origin in zip(out, self.info.returned, strict=True))
+            return [self._lift_one(item, None) for item in results]
+        return tuple(self._lift_one(item, origin) for item, origin in zip(results, self.info.returned, strict=True))
 
     def _lift_one(self, result: Any, origin: int | None) -> Any:
         if origin is not None:
@@ -215,7 +230,7 @@ class _Call:
                 if position == origin:
                     return value
         if isinstance(result, (list, tuple)):
-            return type(result)(self._lift_one(item, None) for item in result)
+            return [self._lift_one(item, None) for item in cast("list[Any]", result)]
         if not isinstance(result, torch.Tensor) or result.device.type not in ("cpu", "meta"):
             return result
         if not self.dry and result.numel():

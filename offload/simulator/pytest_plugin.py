@@ -14,7 +14,6 @@ the device type cannot be registered, the test is skipped. Run such tests in a p
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Generator
 
 import pytest
@@ -35,7 +34,6 @@ def simulated_devices(request: pytest.FixtureRequest) -> Generator[Simulator]:
     if reason is not None:
         pytest.skip(reason)
     marker = request.node.get_closest_marker("simulated_devices")
-    args, kwargs = (marker.args, marker.kwargs) if marker is not None else ((), {})
-    with simulator(*args, **kwargs) as running:
+    opened = simulator() if marker is None else simulator(*marker.args, **marker.kwargs)
+    with opened as running:
         yield running
-        gc.collect()

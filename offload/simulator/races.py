@@ -49,7 +49,7 @@ class Race:
 
 @dataclass(slots=True)
 class Use:
-    """An access to some bytes of an allocation."""
+    """An access to some bytes of an allocation. `told` is the last stream reported to be in conflict with it."""
 
     start: int
     end: int
@@ -57,6 +57,7 @@ class Use:
     number: int
     write: bool
     name: str
+    told: int = 0
 
 
 @dataclass(slots=True)
@@ -129,11 +130,12 @@ def check_access(simulator: Simulator, tensor: torch.Tensor, stream: Stream, wri
     kept: list[Use] = []
     for use in allocation.uses:
         ordered = use.stream == own or clock.get(use.stream, 0) >= use.number
-        if not ordered and use.start < end and start < use.end and (use.write or write):
+        conflict = use.start < end and start < use.end and (use.write or write)
+        if not ordered and conflict and use.told != own:
+            use.told = own
             kind = EARLY if use.write else OVERWRITE
             remedy = f"let stream {own} wait for stream {use.stream}"
             simulator.report(Race(kind, allocation.device, name, own, use.name, use.stream, remedy))
-            ordered = True
         implied = ordered and start <= use.start and use.end <= end and (write or not use.write)
         if not implied:
             kept.append(use)

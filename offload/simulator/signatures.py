@@ -12,7 +12,8 @@ class Signature:
     """An operator's schema, digested.
 
     `writes` says of each argument whether it is written; `returned` of each result which argument it is, if any; `view`
-    whether the operator only looks at the same memory in another way.
+    whether the operator only looks at the same memory in another way; `fills_out` whether it
+    fills tensors given as `out=`; `reads` whether it looks at values at all.
     """
 
     name: str
@@ -20,6 +21,8 @@ class Signature:
     writes: tuple[bool, ...]
     returned: tuple[int | None, ...]
     view: bool
+    fills_out: bool
+    reads: bool
 
     def pair(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[tuple[int, Any]]:
         """Every given argument with its position."""
@@ -55,4 +58,9 @@ def _read(schema: Any) -> Signature:
         returned.append(origin)
     overload = f".{schema.overload_name}" if schema.overload_name else ""
     names = {argument.name: position for position, argument in enumerate(schema.arguments)}
-    return Signature(schema.name + overload, names, tuple(written), tuple(returned), looks and not any(written))
+    name = schema.name + overload
+    view = looks and not any(written)
+    base = schema.name.removeprefix("aten::")
+    reads = not (view or base.endswith("_like") or base.startswith("new_") or base == "is_pinned")
+    fills_out = schema.overload_name.endswith("out")
+    return Signature(name, names, tuple(written), tuple(returned), view, fills_out, reads)
