@@ -26,15 +26,14 @@ def load_taesd(
         CorruptFileError: if a file is not safetensors.
         KeyMismatchError: if a file is of another architecture.
     """
-    encoder, decoder = _read(encoder_path), _read(decoder_path)
-    encoder_blocks, decoder_blocks = _stages(encoder, encoder_path), _stages(decoder, decoder_path)
-    first, last = encoder["0.weight"], encoder[f"{_layers(encoder)[-1]}.weight"]
+    encoder, decoder = _read(encoder_path, first=0), _read(decoder_path, first=1)
+    encoder_blocks, decoder_blocks = _stages(encoder), _stages(decoder)
     config = {
-        "in_channels": first.shape[1],
+        "in_channels": encoder["0.weight"].shape[1],
         "out_channels": len(decoder[f"{_layers(decoder)[-1]}.weight"]),
-        "encoder_block_out_channels": (len(first),) * len(encoder_blocks),
+        "encoder_block_out_channels": (len(encoder["0.weight"]),) * len(encoder_blocks),
         "decoder_block_out_channels": (len(decoder["1.weight"]),) * len(decoder_blocks),
-        "latent_channels": len(last),
+        "latent_channels": decoder["1.weight"].shape[1],
         "num_encoder_blocks": encoder_blocks,
         "num_decoder_blocks": decoder_blocks,
         "mid_block_pool": any(".pool." in name for name in encoder),
@@ -46,7 +45,8 @@ def load_taesd(
     return config, weights
 
 
-def _read(path: str | os.PathLike[str]) -> dict[str, torch.Tensor]:
+def _read(path: str | os.PathLike[str], first: int) -> dict[str, torch.Tensor]:
+    """The tensors of a file whose layers are numbered from `first` and end with a convolution."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
@@ -56,6 +56,10 @@ def _read(path: str | os.PathLike[str]) -> dict[str, torch.Tensor]:
         weights = load_file(path)
     except SafetensorError as error:
         raise CorruptFileError(f"{os.fspath(path)} is not a safetensors file: {error}") from error
+    numbered = all(name.split(".")[0].isdigit() for name in weights)
+    ends = {f"{layer}.weight" for layer in (first, *(_layers(weights)[-1:] if numbered else ()))}
+    if not numbered or not ends <= weights.keys() or any(weights[name].dim() != 4 for name in ends):
+        raise KeyMismatchError(f"{os.fspath(path)} does not hold numbered layers from {first} as TAESD's files do")
     return weights
 
 
@@ -63,10 +67,8 @@ def _layers(weights: dict[str, torch.Tensor]) -> list[int]:
     return sorted({int(name.split(".")[0]) for name in weights})
 
 
-def _stages(weights: dict[str, torch.Tensor], path: str | os.PathLike[str]) -> tuple[int, ...]:
+def _stages(weights: dict[str, torch.Tensor]) -> tuple[int, ...]:
     """How many blocks each stage has. The convolutions between stages are those without a bias."""
-    if not all(name.split(".")[0].isdigit() for name in weights) or not {"0.weight", "1.weight"} & weights.keys():
-        raise KeyMismatchError(f"{os.fspath(path)} does not hold numbered layers as TAESD's files do")
     counts = [0]
     for layer in _layers(weights):
         if f"{layer}.conv.0.weight" in weights:

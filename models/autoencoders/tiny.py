@@ -10,6 +10,7 @@ from typing import ClassVar
 import torch
 from torch import nn
 
+from diffusion_core.errors import KeyMismatchError
 from diffusion_core.randomness import Generators
 
 from ..base import Model
@@ -33,7 +34,7 @@ class AutoencoderTinyBlock(nn.Module):
         for _ in range(3):
             layers += [nn.Conv2d(channels, channels, 3, padding=1), get_activation(act_fn)]
         self.conv = nn.Sequential(*layers[:-1])
-        self.fuse = get_activation(act_fn)
+        self.fuse = nn.ReLU()
         self.pool: nn.Module | None = None
         if pool:
             wide = _POOL_EXPANSION * channels
@@ -108,7 +109,7 @@ class AutoencoderTiny(TilingMixin, Model):
     Args:
         in_channels, out_channels: of the pictures.
         encoder_block_out_channels, decoder_block_out_channels: width of each stage; all stages have the same.
-        act_fn: name of the activation.
+        act_fn: name of the activation inside blocks; each block ends with ReLU.
         upsample_fn: interpolation between the decoder's stages, a mode of `torch.nn.Upsample`.
         latent_channels: of the latents.
         upsampling_scaling_factor: enlargement between the decoder's stages. The encoder halves between its stages.
@@ -190,8 +191,13 @@ class AutoencoderTiny(TilingMixin, Model):
         from .taesd import load_taesd
 
         config, weights = load_taesd(encoder_path, decoder_path)
-        model = cls(**config)
-        model.load_state_dict(weights)
+        try:
+            model = cls(**config)
+            model.load_state_dict(weights)
+        except (ValueError, RuntimeError) as error:
+            raise KeyMismatchError(
+                f"{os.fspath(encoder_path)} and {os.fspath(decoder_path)} do not fit together: {error}"
+            ) from error
         return model.eval()
 
     @property
