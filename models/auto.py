@@ -3,7 +3,7 @@
 import importlib
 import os
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 from diffusion_core.config import ConfigMixin
 from diffusion_core.errors import ConfigError, MissingFileError
@@ -61,7 +61,7 @@ class AutoModel:
         """
         if not isinstance(config, Mapping):
             hub = {name: kwargs.pop(name) for name in _HUB_OPTIONS if name in kwargs}
-            config = Model.load_config(config, subfolder=subfolder, **hub)
+            config = cast("dict[str, Any]", Model.load_config(config, subfolder=subfolder, **hub))
         found = _from_config_file(config, "the config")
         if isinstance(found, type) and issubclass(found, Model):
             return found.from_config(config, **kwargs)

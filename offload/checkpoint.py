@@ -27,6 +27,7 @@ CHECKSUM_KEY = "diffusion_core.sha256"
 MEMORY_FORMAT_KEY = "diffusion_core.memory_format"
 # The limit of the format's own library: a longer header is a sign that the file is something else.
 _LONGEST_HEADER = 100_000_000
+_OWN_PAGES = 2**16
 _LARGEST_DIMENSION = 2**63 - 1
 
 _NAMES = {
@@ -225,9 +226,15 @@ class TensorFile(Mapping[str, torch.Tensor]):
             count = nbytes // info.dtype.itemsize
             flat = torch.frombuffer(self._mapped, dtype=info.dtype, count=count, offset=info.begin)
             return flat.view(info.shape)
-        flat = torch.empty(nbytes, dtype=torch.uint8)
-        self._stream.seek(info.begin)
+        return self.read(name)
+
+    def read(self, name: str) -> torch.Tensor:
+        """A fresh copy of one tensor, read from the file."""
+        info = self.header.tensors[name]
+        nbytes = info.end - info.begin
+        flat = _fresh_bytes(nbytes)
         content: Any = flat.numpy()
+        self._stream.seek(info.begin)
         if self._stream.readinto(content) != nbytes:
             raise CorruptFileError(f"{self.header.path} became shorter while it was read")
         return flat.view(info.dtype).view(info.shape)
@@ -242,6 +249,14 @@ class TensorFile(Mapping[str, torch.Tensor]):
         """Close the file. Tensors that were handed out stay valid: each holds on to the mapping."""
         self._mapped = None
         self._stream.close()
+
+
+def _fresh_bytes(nbytes: int) -> torch.Tensor:
+    """Memory for one tensor, straight from the system: freed, it goes back at once, where `malloc` may keep holes."""
+    if nbytes < _OWN_PAGES or not hasattr(mmap, "MAP_PRIVATE"):
+        return torch.empty(nbytes, dtype=torch.uint8)
+    pages = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return torch.frombuffer(pages, dtype=torch.uint8)
 
 
 class Checkpoint(Mapping[str, torch.Tensor]):
