@@ -63,10 +63,12 @@ class ConfigMixin:
     """Base of everything that is built from a config file: models, schedulers, pipelines.
 
     Subclasses name their file in `config_name`. Arguments in `ignore_for_config` are not recorded.
+    Entries in `derived_config` are added by the constructor, and are no surprise in a file.
     """
 
     config_name: ClassVar[str] = "config.json"
     ignore_for_config: ClassVar[tuple[str, ...] | list[str]] = ()
+    derived_config: ClassVar[tuple[str, ...]] = ()
     _internal_dict: FrozenDict
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -238,7 +240,8 @@ def write_text(path: Path, text: str) -> None:
 
 def unknown_entries(cls: type[ConfigMixin], config: Mapping[str, Any]) -> list[str]:
     """The entries of a loaded config that the class has no argument for, sorted; those of the file do not count."""
-    return sorted(key for key in config if not key.startswith("_") and key not in cls.config_arguments())
+    known = {*cls.config_arguments(), *cls.derived_config}
+    return sorted(key for key in config if not key.startswith("_") and key not in known)
 
 
 def register_to_config(init: _Init) -> _Init:

@@ -80,11 +80,12 @@ class AsymmetricAutoencoderKL(TilingMixin, Model):
         ValueError: if levels, types and groups do not fit together.
     """
 
+    derived_config = ("block_out_channels", "force_upcast")
     _repeated_blocks: ClassVar[list[str]] = ["ResnetBlock2D"]
-    _no_split_modules: ClassVar[list[str]] = ["ResnetBlock2D", "Attention"]
-    _keep_in_fp32_modules: ClassVar[list[str]] = []
-    _skip_layerwise_casting_patterns: ClassVar[list[str]] = ["norm"]
-    _supports_gradient_checkpointing = False
+    _no_split_modules: ClassVar[list[str] | None] = ["ResnetBlock2D", "Attention"]
+    _keep_in_fp32_modules: ClassVar[list[str] | None] = None
+    _skip_layerwise_casting_patterns: ClassVar[list[str] | tuple[str, ...] | None] = ["norm"]
+    _supports_gradient_checkpointing: ClassVar[bool] = False
     _entry_points = ("forward", "encode", "decode")
 
     def __init__(
@@ -142,8 +143,7 @@ class AsymmetricAutoencoderKL(TilingMixin, Model):
         self, x: torch.Tensor, return_dict: bool = True
     ) -> AutoencoderKLOutput | tuple[DiagonalGaussianDistribution]:
         """Encode pictures; as `AutoencoderKL.encode`."""
-        check_batch("x", x, self.config.in_channels, self.spatial_compression_ratio)
-        posterior = DiagonalGaussianDistribution(self._in_parts(self._encode, x, decode=False))
+        posterior = self._posterior(x)
         return AutoencoderKLOutput(latent_dist=posterior) if return_dict else (posterior,)
 
     def decode(
@@ -183,9 +183,13 @@ class AsymmetricAutoencoderKL(TilingMixin, Model):
         generator: Generators | None = None,
     ) -> DecoderOutput | tuple[torch.Tensor]:
         """Encode and decode pictures; with a mask, what it leaves alone comes from the pictures themselves."""
-        (posterior,) = self.encode(sample, return_dict=False)
+        posterior = self._posterior(sample)
         z = posterior.sample(generator) if sample_posterior else posterior.mode()
         return self.decode(z, image=sample, mask=mask, return_dict=return_dict)
+
+    def _posterior(self, x: torch.Tensor) -> DiagonalGaussianDistribution:
+        check_batch("x", x, self.config.in_channels, self.spatial_compression_ratio)
+        return DiagonalGaussianDistribution(self._in_parts(self._encode, x, decode=False))
 
     def _encode(self, x: torch.Tensor) -> torch.Tensor:
         return self.quant_conv(self.encoder(x))

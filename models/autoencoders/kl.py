@@ -43,10 +43,10 @@ class AutoencoderKL(TilingMixin, Model):
     """
 
     _repeated_blocks: ClassVar[list[str]] = ["ResnetBlock2D"]
-    _no_split_modules: ClassVar[list[str]] = ["ResnetBlock2D", "Attention"]
-    _keep_in_fp32_modules: ClassVar[list[str]] = []
-    _skip_layerwise_casting_patterns: ClassVar[list[str]] = ["norm"]
-    _supports_gradient_checkpointing = False
+    _no_split_modules: ClassVar[list[str] | None] = ["ResnetBlock2D", "Attention"]
+    _keep_in_fp32_modules: ClassVar[list[str] | None] = None
+    _skip_layerwise_casting_patterns: ClassVar[list[str] | tuple[str, ...] | None] = ["norm"]
+    _supports_gradient_checkpointing: ClassVar[bool] = False
     _entry_points = ("forward", "encode", "decode")
 
     def __init__(
@@ -110,8 +110,7 @@ class AutoencoderKL(TilingMixin, Model):
         Raises:
             ValueError: if `x` is not a batch of such pictures.
         """
-        check_batch("x", x, self.config.in_channels, self.spatial_compression_ratio)
-        posterior = DiagonalGaussianDistribution(self._in_parts(self._encode, x, decode=False))
+        posterior = self._posterior(x)
         return AutoencoderKLOutput(latent_dist=posterior) if return_dict else (posterior,)
 
     def decode(
@@ -139,9 +138,13 @@ class AutoencoderKL(TilingMixin, Model):
         generator: Generators | None = None,
     ) -> DecoderOutput | tuple[torch.Tensor]:
         """Encode and decode pictures, through the mean of the latents or, with `sample_posterior`, a draw of them."""
-        (posterior,) = self.encode(sample, return_dict=False)
+        posterior = self._posterior(sample)
         z = posterior.sample(generator) if sample_posterior else posterior.mode()
         return self.decode(z, return_dict=return_dict)
+
+    def _posterior(self, x: torch.Tensor) -> DiagonalGaussianDistribution:
+        check_batch("x", x, self.config.in_channels, self.spatial_compression_ratio)
+        return DiagonalGaussianDistribution(self._in_parts(self._encode, x, decode=False))
 
     def _encode(self, x: torch.Tensor) -> torch.Tensor:
         moments = self.encoder(x)

@@ -125,11 +125,12 @@ class AutoencoderTiny(TilingMixin, Model):
         ValueError: if stages and blocks do not fit together, or encoder and decoder differ in their ratio.
     """
 
+    derived_config = ("block_out_channels",)
     _repeated_blocks: ClassVar[list[str]] = ["AutoencoderTinyBlock"]
-    _no_split_modules: ClassVar[list[str]] = ["AutoencoderTinyBlock"]
-    _keep_in_fp32_modules: ClassVar[list[str]] = []
-    _skip_layerwise_casting_patterns: ClassVar[list[str]] = [r"pool\.1"]
-    _supports_gradient_checkpointing = False
+    _no_split_modules: ClassVar[list[str] | None] = ["AutoencoderTinyBlock"]
+    _keep_in_fp32_modules: ClassVar[list[str] | None] = None
+    _skip_layerwise_casting_patterns: ClassVar[list[str] | tuple[str, ...] | None] = [r"pool\.1"]
+    _supports_gradient_checkpointing: ClassVar[bool] = False
     _entry_points = ("forward", "encode", "decode")
     _paste_tiles = True
 
@@ -221,8 +222,7 @@ class AutoencoderTiny(TilingMixin, Model):
         Raises:
             ValueError: if `x` is not a batch of such pictures.
         """
-        check_batch("x", x, self.config.in_channels)
-        latents = self._in_parts(self.encoder, x, decode=False)
+        latents = self._latents(x)
         return AutoencoderTinyOutput(latents=latents) if return_dict else (latents,)
 
     def decode(
@@ -239,10 +239,14 @@ class AutoencoderTiny(TilingMixin, Model):
 
     def forward(self, sample: torch.Tensor, return_dict: bool = True) -> DecoderOutput | tuple[torch.Tensor]:
         """Encode pictures, store the latents in bytes, read them back and decode. No gradient reaches the encoder."""
-        (latents,) = self.encode(sample, return_dict=False)
+        latents = self._latents(sample)
         stored = self.scale_latents(latents).mul(255).round().to(torch.uint8)
         restored = self.unscale_latents(stored.to(latents.dtype) / 255)
         return self.decode(restored, return_dict=return_dict)
+
+    def _latents(self, x: torch.Tensor) -> torch.Tensor:
+        check_batch("x", x, self.config.in_channels)
+        return self._in_parts(self.encoder, x, decode=False)
 
 
 def _check_stages(part: str, widths: Sequence[int], blocks: Sequence[int]) -> None:

@@ -12,6 +12,7 @@ from diffusers.models.autoencoders.vae import DiagonalGaussianDistribution as Re
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
+from diffusion_core.config import unknown_entries
 from diffusion_core.errors import CorruptFileError, KeyMismatchError, MissingFileError
 from diffusion_core.models import AsymmetricAutoencoderKL, AutoencoderKL, AutoencoderTiny
 from diffusion_core.models.autoencoders.distribution import DiagonalGaussianDistribution
@@ -188,6 +189,20 @@ def test_defaults_are_the_references() -> None:
         assert {key: config[key] for key in theirs if key != "_use_default_values"} == {
             key: value for key, value in theirs.items() if key != "_use_default_values"
         }
+
+
+@pytest.mark.parametrize("name", ["AutoencoderKL", "AutoencoderTiny", "AsymmetricAutoencoderKL"])
+def test_checkpoints_go_both_ways(name: str, tmp_path: Any) -> None:
+    ours, theirs = pair(name, {"AutoencoderKL": KL, "AutoencoderTiny": TINY}.get(name, ASYMMETRIC))
+    ours.save_pretrained(tmp_path / "ours")
+    theirs.save_pretrained(tmp_path / "theirs")
+    picture = uniform(1, 3, 8, 8)
+    with torch.no_grad():
+        expected = ours(picture).sample
+        for folder in ("ours", "theirs"):
+            close(type(ours).from_pretrained(tmp_path / folder)(picture).sample, expected, 0)
+        close(type(theirs).from_pretrained(tmp_path / "ours")(picture).sample, expected)
+    assert not unknown_entries(type(ours), json.loads((tmp_path / "theirs" / "config.json").read_text()))
 
 
 def test_compression_ratio_comes_from_the_blocks() -> None:
