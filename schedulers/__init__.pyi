@@ -1,4 +1,11 @@
+from .deis_multistep import DEISMultistepScheduler as DEISMultistepScheduler
+from .dpmsolver_multistep import DPMSolverMultistepScheduler as DPMSolverMultistepScheduler
+from .dpmsolver_sde import DPMSolverSDEScheduler as DPMSolverSDEScheduler
+from .dpmsolver_singlestep import DPMSolverSinglestepScheduler as DPMSolverSinglestepScheduler
+from .flow_match_euler_discrete import FlowMatchEulerDiscreteScheduler as FlowMatchEulerDiscreteScheduler
+from .flow_match_heun_discrete import FlowMatchHeunDiscreteScheduler as FlowMatchHeunDiscreteScheduler
 from .base import KarrasDiffusionSchedulers as KarrasDiffusionSchedulers
+from .lcm import LCMScheduler as LCMScheduler
 from .base import Scheduler as Scheduler
 from .base import SchedulerMixin as SchedulerMixin
 from .base import SchedulerOutput as SchedulerOutput
@@ -11,3 +18,5 @@ from .k_dpm_2_ancestral_discrete import KDPM2AncestralDiscreteScheduler as KDPM2
 from .k_dpm_2_discrete import KDPM2DiscreteScheduler as KDPM2DiscreteScheduler
 from .lms_discrete import LMSDiscreteScheduler as LMSDiscreteScheduler
 from .pndm import PNDMScheduler as PNDMScheduler
+from .tcd import TCDScheduler as TCDScheduler
+from .unipc_multistep import UniPCMultistepScheduler as UniPCMultistepScheduler
