@@ -1,0 +1,191 @@
+"""Latents: their sizes, the noise they start from, and the way through the autoencoder in both directions."""
+
+import threading
+from collections.abc import Callable
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+
+from diffusion_core.images import require_finite
+from diffusion_core.logging import get_logger
+from diffusion_core.randomness import Generators, randn_tensor
+
+logger = get_logger(__name__)
+
+# An autoencoder changes its dtype while it is upcast, which threads that share it must not see.
+_locks: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
+
+
+def check_size(height: int, width: int, factor: int) -> None:
+    """Refuse a picture size that is not a positive multiple of the autoencoder's scale.
+
+    Raises:
+        ValueError: naming the nearest size that fits.
+    """
+    for name, value in (("height", height), ("width", width)):
+        if not isinstance(value, int) or value <= 0 or value % factor:
+            fits = max(round(value / factor), 1) * factor if isinstance(value, int | float) else factor
+            raise ValueError(f"{name}={value!r} must be a positive multiple of {factor}, such as {fits}")
+
+
+def check_latents(latents: torch.Tensor, expected: tuple[int, ...], name: str = "latents") -> None:
+    """Refuse latents of another shape than the call works with; the message states the shape expected."""
+    if not isinstance(latents, torch.Tensor):
+        raise TypeError(f"{name} must be a tensor of shape {expected}, not {type(latents).__name__}")
+    if tuple(latents.shape) != expected:
+        raise ValueError(
+            f"{name} has shape {tuple(latents.shape)}, expected {expected}: (prompts x num_images_per_prompt, "
+            f"channels, height and width divided by the autoencoder's scale)"
+        )
+
+
+def start_latents(
+    shape: tuple[int, ...],
+    sigma: float,
+    *,
+    generator: Generators | None = None,
+    device: torch.device | str | None = None,
+    dtype: torch.dtype | None = None,
+    latents: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Noise of standard deviation `sigma` for denoising to start from, made of `latents` (deviation 1) if given."""
+    if latents is None:
+        latents = randn_tensor(shape, generator=generator, device=device, dtype=dtype)
+    return latents.to(device=device, dtype=dtype) * sigma
+
+
+def to_model_scale(vae: Any, latents: torch.Tensor) -> torch.Tensor:
+    """Latents as the autoencoder gives them, shifted and scaled to what the denoiser was trained on."""
+    mean, scale = _mean_and_scale(vae, latents)
+    return (latents - mean) * scale
+
+
+def to_vae_scale(vae: Any, latents: torch.Tensor) -> torch.Tensor:
+    """The way back from `to_model_scale`."""
+    mean, scale = _mean_and_scale(vae, latents)
+    return latents / scale + mean
+
+
+def _mean_and_scale(vae: Any, latents: torch.Tensor) -> tuple[Any, Any]:
+    """What the config says: a shift and a factor, or a mean and a deviation for each channel besides."""
+    config = vae.config
+    mean, scale = config.get("shift_factor") or 0.0, config.get("scaling_factor") or 1.0
+    if config.get("latents_mean") is not None and config.get("latents_std") is not None:
+        axes = (1, -1, *[1] * (latents.ndim - 2))
+        mean, deviation = (latents.new_tensor(config[key]).view(axes) for key in ("latents_mean", "latents_std"))
+        scale = scale / deviation
+    return mean, scale
+
+
+def encode_image(
+    vae: Any, image: torch.Tensor, *, generator: Generators | None = None, upcast: bool = False
+) -> torch.Tensor:
+    """Pictures to latents at the denoiser's scale, drawn from the distribution that the encoder gives.
+
+    Args:
+        vae: the autoencoder.
+        image: shape (N, C, H, W), values from -1 to 1.
+        generator: one, or a list with one for each picture; each picture of a list is encoded alone.
+        upcast: compute in float32 from the start where the autoencoder is in float16.
+
+    Returns:
+        Shape (N, channels, H / scale, W / scale), in the autoencoder's dtype.
+
+    Raises:
+        NumericalError: if float32 gives values that are not finite too.
+    """
+
+    def encoded(values: torch.Tensor) -> torch.Tensor:
+        if isinstance(generator, list):
+            pairs = zip(values.split(1), generator, strict=True)
+            return torch.cat([_sample(vae.encode(one), each) for one, each in pairs])
+        return _sample(vae.encode(values), generator)
+
+    latents = _with_range(vae, encoded, image, "latents of the image", upcast, generator)
+    return to_model_scale(vae, latents)
+
+
+def decode_latents(
+    vae: Any,
+    latents: torch.Tensor,
+    *,
+    generator: Generators | None = None,
+    upcast: bool = False,
+    **conditions: Any,
+) -> torch.Tensor:
+    """Latents at the denoiser's scale to pictures.
+
+    Args:
+        vae: the autoencoder.
+        latents: shape (N, channels, h, w).
+        generator: handed to the decoder, which some make use of.
+        upcast: compute in float32 from the start where the autoencoder is in float16.
+        conditions: what else the decoder takes, such as `image` and `mask`.
+
+    Returns:
+        Shape (N, C, h * scale, w * scale), values from -1 to 1 or a little beyond.
+
+    Raises:
+        NumericalError: if `latents` are not finite, or float32 gives values that are not finite too.
+    """
+    require_finite(latents, "latents", "run the denoiser in bfloat16 or float32, or lower the guidance scale")
+
+    def decoded(values: torch.Tensor) -> torch.Tensor:
+        given = {name: value.to(values.dtype) for name, value in conditions.items()}
+        return vae.decode(values, return_dict=False, generator=generator, **given)[0]
+
+    return _with_range(vae, decoded, to_vae_scale(vae, latents), "picture", upcast, generator)
+
+
+def _with_range(
+    vae: Any,
+    compute: Callable[[torch.Tensor], torch.Tensor],
+    values: torch.Tensor,
+    what: str,
+    upcast: bool,
+    generator: Generators | None,
+) -> torch.Tensor:
+    """`compute(values)` in the autoencoder's dtype; float16 that overflows, or is known to, gives way to float32."""
+    with _locks.setdefault(vae, threading.RLock()):
+        dtype = vae.dtype
+        if not (upcast and dtype == torch.float16):
+            states = [(each, each.get_state()) for each in _listed(generator)] if dtype == torch.float16 else []
+            result = compute(values.to(dtype))
+            if dtype != torch.float16 or bool(torch.isfinite(result).all()):
+                require_finite(result, what, "load the autoencoder in float32, and check its weights and the input")
+                return result
+            # The second try has to draw the same numbers as the first.
+            for each, state in states:
+                each.set_state(state)
+            logger.warning("the autoencoder overflows in float16, so it computes again in float32; bfloat16 avoids it")
+        vae.to(dtype=torch.float32)
+        try:
+            result = compute(values.float())
+        finally:
+            vae.to(dtype=dtype)
+    require_finite(result, what, "float32 does not help, so check the autoencoder's weights and the input")
+    return result
+
+
+def _listed(generator: Generators | None) -> list[torch.Generator]:
+    return generator if isinstance(generator, list) else [generator] if generator is not None else []
+
+
+def _sample(encoded: Any, generator: torch.Generator | None) -> torch.Tensor:
+    """Latents out of what an encoder returns: a distribution to draw from, or latents as they are."""
+    if hasattr(encoded, "latent_dist"):
+        return encoded.latent_dist.sample(generator)
+    return encoded.latents
+
+
+def spread(values: torch.Tensor, count: int, batch: int, name: str) -> torch.Tensor:
+    """One entry for each of `batch` pictures, from one for all, one for each of `count` prompts, or one for each.
+
+    Raises:
+        ValueError: if there is another number of entries.
+    """
+    given = len(values)
+    if given not in (1, count, batch):
+        raise ValueError(f"{name} has {given} entries for {count} prompts: pass one for each, or a single one")
+    return values.repeat_interleave(batch // given, dim=0)

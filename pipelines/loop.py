@@ -1,0 +1,139 @@
+"""The loop over the steps: which steps are taken, what a scheduler's step is given, progress and interruption."""
+
+import inspect
+import math
+import operator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from diffusion_core.logging import get_logger
+from diffusion_core.randomness import Generators
+
+logger = get_logger(__name__)
+
+
+@dataclass(frozen=True)
+class Steps:
+    """The steps of one call, with a scheduler of its own: calls in two threads do not disturb each other.
+
+    Attributes:
+        scheduler: a copy of the pipeline's, ready to begin.
+        timesteps: what the denoiser is told at each step, on the device.
+        count: how many steps were asked for; a scheduler of order 2 needs more timesteps than that.
+    """
+
+    scheduler: Any
+    timesteps: torch.Tensor
+    count: int
+
+    def __len__(self) -> int:
+        return len(self.timesteps)
+
+
+def plan_steps(
+    scheduler: Any,
+    num_inference_steps: int | None,
+    device: torch.device | str,
+    *,
+    timesteps: Sequence[int] | None = None,
+    sigmas: Sequence[float] | None = None,
+    strength: float | None = None,
+    **schedule: Any,
+) -> Steps:
+    """Choose the steps of a call.
+
+    Args:
+        scheduler: the pipeline's; it is left as it is.
+        num_inference_steps: how many; what `timesteps` or `sigmas` say goes before it.
+        device: where the timesteps lie.
+        timesteps: the scheduler's own choice is used if None.
+        sigmas: noise levels in place of timesteps.
+        strength: how far an image is taken back towards noise, from 0 to 1: only the last `strength` of the steps are
+            taken. With None all are.
+        schedule: what else the scheduler's `set_timesteps` takes, such as `mu`.
+
+    Raises:
+        TypeError: if `num_inference_steps` is not a whole number.
+        ValueError: if it is less than 1, both `timesteps` and `sigmas` are given or one is empty, `strength` is out of
+            its range or leaves no step, or the scheduler refuses the values.
+    """
+    if timesteps is not None and sigmas is not None:
+        raise ValueError("timesteps and sigmas exclude each other: pass one of them")
+    given = {name: value for name, value in (("timesteps", timesteps), ("sigmas", sigmas)) if value is not None}
+    for name, values in given.items():
+        if len(values) == 0:
+            raise ValueError(f"{name} is empty: pass one value for each step, or leave it out")
+        num_inference_steps = len(values)
+    count = check_count("num_inference_steps", num_inference_steps)
+    check_strength(strength)
+    own = scheduler.copy_for_run()
+    # Values that are given decide the number of steps, which the scheduler must not be told as well.
+    own.set_timesteps(*([] if given else [count]), device=device, **given, **schedule)
+    chosen = own.timesteps
+    if strength is not None:
+        count, whole = min(int(count * strength), count), count
+        if count < 1:
+            raise ValueError(
+                f"strength={strength} of num_inference_steps={whole} leaves no step: "
+                f"raise one of them so that their product is 1 at least"
+            )
+        skipped = (whole - count) * own.order
+        chosen = chosen[skipped:]
+        own.set_begin_index(skipped)
+    return Steps(own, chosen, count)
+
+
+def check_count(name: str, value: Any) -> int:
+    """A number of steps or images, which must be a whole number of 1 at least."""
+    try:
+        count = operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name} must be a whole number, not {value!r}") from None
+    if count < 1:
+        raise ValueError(f"{name}={count} must be 1 at least")
+    return count
+
+
+def check_strength(strength: float | None) -> None:
+    """Refuse a strength outside of 0 to 1."""
+    if strength is None:
+        return
+    if not isinstance(strength, int | float) or not 0.0 <= strength <= 1.0:
+        raise ValueError(f"strength={strength!r} must be a number from 0 (keep the image) to 1 (ignore it)")
+
+
+def check_scale(name: str, value: Any) -> None:
+    """Refuse a guidance scale, or a like number, that is not finite."""
+    if not isinstance(value, int | float) or not math.isfinite(value):
+        raise ValueError(f"{name}={value!r} must be a finite number")
+
+
+def step_options(scheduler: Any, *, eta: float = 0.0, generator: Generators | None = None) -> dict[str, Any]:
+    """What this scheduler's `step` takes besides the prediction: `eta` is DDIM's, `generator` for those that draw."""
+    taken = inspect.signature(scheduler.step).parameters
+    if eta and "eta" not in taken:
+        logger.warning("eta=%s has no effect with %s", eta, type(scheduler).__name__)
+    options = {"eta": eta, "generator": generator}
+    return {name: value for name, value in options.items() if name in taken}
+
+
+def walk(pipe: Any, run: Any, steps: Steps) -> Iterator[tuple[int, torch.Tensor]]:
+    """Go through the steps, count them in the progress bar, and stop where the run is interrupted.
+
+    Yields:
+        The index of the step and its timestep, a view of `steps.timesteps` without axes.
+    """
+    run.num_timesteps = len(steps)
+    # Timesteps beyond a multiple of the order are the scheduler's warm-up, not steps that were asked for.
+    warmup = max(len(steps) - steps.count * steps.scheduler.order, 0)
+    with pipe.progress_bar(total=steps.count) as bar:
+        for index in range(len(steps)):
+            if run.interrupt:
+                return
+            yield index, steps.timesteps[index]
+            done = index + 1 - warmup
+            if index + 1 == len(steps) or (done > 0 and done % steps.scheduler.order == 0):
+                bar.update()

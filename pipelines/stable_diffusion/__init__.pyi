@@ -1,0 +1,5 @@
+from .img2img import StableDiffusionImg2ImgPipeline as StableDiffusionImg2ImgPipeline
+from .inpaint import StableDiffusionInpaintPipeline as StableDiffusionInpaintPipeline
+from .output import StableDiffusionPipelineOutput as StableDiffusionPipelineOutput
+from .pipeline import StableDiffusionPipeline as StableDiffusionPipeline
+from .safety import StableDiffusionSafetyChecker as StableDiffusionSafetyChecker
