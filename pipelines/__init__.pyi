@@ -1,6 +1,14 @@
 from .auto import AutoPipelineForImage2Image as AutoPipelineForImage2Image
 from .auto import AutoPipelineForInpainting as AutoPipelineForInpainting
 from .auto import AutoPipelineForText2Image as AutoPipelineForText2Image
-from .description import describe as describe
 from .base import DiffusionPipeline as DiffusionPipeline
 from .base import Pipeline as Pipeline
+from .ddim import DDIMPipeline as DDIMPipeline
+from .ddpm import DDPMPipeline as DDPMPipeline
+from .ddpm import ImagePipelineOutput as ImagePipelineOutput
+from .description import describe as describe
+from .stable_diffusion.img2img import StableDiffusionImg2ImgPipeline as StableDiffusionImg2ImgPipeline
+from .stable_diffusion.inpaint import StableDiffusionInpaintPipeline as StableDiffusionInpaintPipeline
+from .stable_diffusion.output import StableDiffusionPipelineOutput as StableDiffusionPipelineOutput
+from .stable_diffusion.pipeline import StableDiffusionPipeline as StableDiffusionPipeline
+from .stable_diffusion.safety import StableDiffusionSafetyChecker as StableDiffusionSafetyChecker
