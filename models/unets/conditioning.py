@@ -15,7 +15,7 @@ from ..layers.embeddings import (
     Timesteps,
     batched_timestep,
 )
-from .build import build_class_embedding, per_block
+from .build import build_class_embedding, build_down_blocks, build_mid_block, per_block
 
 
 class ConditionedModel(Model):
@@ -26,6 +26,7 @@ class ConditionedModel(Model):
     class_embedding: nn.Module | None
     add_embedding: nn.Module | None
     encoder_hid_proj: nn.Module | None
+    in_channels: int
 
     def _embeddings(self, settings: Mapping[str, Any]) -> int:
         """Make the embeddings that a config asks for.
@@ -161,8 +162,51 @@ class ConditionedModel(Model):
             )
         return self.add_embedding(embeds)
 
+    def _down_and_mid(
+        self, settings: Mapping[str, Any], temb_channels: int
+    ) -> tuple[nn.ModuleList, nn.Module | None, dict[str, Any], dict[str, list[Any]]]:
+        """The down blocks and the middle of a config, and the entries of `BlockSpec` that up blocks share with them."""
+        channels = settings["block_out_channels"]
+        common, varying = _common_entries(settings, temb_channels), _varying_entries(settings)
+        outer = {
+            "skip_time_act": settings.get("resnet_skip_time_act", False),
+            "out_scale": settings.get("resnet_out_scale_factor", 1.0),
+        }
+        padding = settings["downsample_padding"]
+        down = {**common, **outer, "downsample_padding": padding}
+        down_blocks = build_down_blocks(settings["down_block_types"], channels, down, varying)
+        last = {name: values[-1] for name, values in varying.items() if name not in ("layers", "only_cross_attention")}
+        last["transformer_layers"] = last["transformer_layers"][:1]
+        scale = settings["mid_block_scale_factor"]
+        mid_block = build_mid_block(settings["mid_block_type"], channels[-1], scale, {**common, **last})
+        return down_blocks, mid_block, {**common, **outer}, varying
 
-def cross_attention_entries(settings: Mapping[str, Any]) -> dict[str, list[Any]]:
+    def _note_text_channels(self, blocks: Sequence[Any], dims: Sequence[int]) -> None:
+        """Remember how many channels text tokens may have; None where no block attends to text."""
+        attends = any(block is not None and block.has_cross_attention for block in blocks)
+        self.text_channels = set(dims) if attends else None
+        if self.encoder_hid_proj is not None:
+            self.text_channels = {self.config["encoder_hid_dim"]}
+
+    def _check(self, sample: Tensor, tokens: Tensor | None, cross_attention_kwargs: Mapping[str, Any] | None) -> None:
+        if sample.shape[1] != self.in_channels:
+            raise ValueError(f"sample has {sample.shape[1]} channels, but this model's in_channels={self.in_channels}")
+        if cross_attention_kwargs:
+            unknown = sorted(set(cross_attention_kwargs) - {"scale"})
+            if unknown:
+                raise ValueError(f"cross_attention_kwargs has {unknown}, which are not supported; 'scale' is")
+        if self.text_channels is None:
+            return
+        if tokens is None:
+            raise ValueError("this model attends to text: give encoder_hidden_states, (batch, tokens, channels)")
+        if tokens.dim() != 3 or tokens.shape[0] != sample.shape[0] or tokens.shape[2] not in self.text_channels:
+            raise ValueError(
+                f"encoder_hidden_states has the shape {tuple(tokens.shape)}; this model takes (batch, tokens, "
+                f"channels) with a batch of {sample.shape[0]} and {sorted(self.text_channels)} channels"
+            )
+
+
+def _varying_entries(settings: Mapping[str, Any]) -> dict[str, list[Any]]:
     """The entries of `BlockSpec` that have one value a down block, from the config of a model that attends to text.
 
     `attention_head_dim` holds the number of heads of blocks that attend to text, and the channels of a head of those
@@ -191,7 +235,7 @@ def cross_attention_entries(settings: Mapping[str, Any]) -> dict[str, list[Any]]
     }
 
 
-def common_entries(settings: Mapping[str, Any], temb_channels: int) -> dict[str, Any]:
+def _common_entries(settings: Mapping[str, Any], temb_channels: int) -> dict[str, Any]:
     """The entries of `BlockSpec` that are the same for all blocks, from the same config."""
     return {
         "temb_channels": temb_channels,

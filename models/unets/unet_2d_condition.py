@@ -12,8 +12,6 @@ from ..layers.activations import get_activation
 from .build import (
     DOWN_BLOCKS,
     UP_BLOCKS,
-    build_down_blocks,
-    build_mid_block,
     build_up_blocks,
     check_block_types,
     per_block,
@@ -22,12 +20,10 @@ from .conditioning import (
     ConditionedModel,
     add_each,
     as_tuple,
-    common_entries,
-    cross_attention_entries,
     mask_to_bias,
 )
 
-_SUPPORTED = {
+SUPPORTED = {
     "down": [name for name in DOWN_BLOCKS if "Skip" not in name],
     "up": [name for name in UP_BLOCKS if "Skip" not in name],
 }
@@ -131,7 +127,7 @@ class UNet2DConditionModel(ConditionedModel):
         addition_embed_type_num_heads: int = 64,
     ) -> None:
         super().__init__()
-        check_block_types(down_block_types, up_block_types, _SUPPORTED)
+        check_block_types(down_block_types, up_block_types, SUPPORTED)
         if dual_cross_attention:
             raise ValueError("dual_cross_attention=True is not supported")
         if norm_num_groups is None:
@@ -149,30 +145,15 @@ class UNet2DConditionModel(ConditionedModel):
 
     def _blocks(self, temb_channels: int) -> None:
         settings = self.config
-        channels = settings["block_out_channels"]
-        common, varying = common_entries(settings, temb_channels), cross_attention_entries(settings)
-        outer = {"skip_time_act": settings["resnet_skip_time_act"], "out_scale": settings["resnet_out_scale_factor"]}
-
-        padding = settings["downsample_padding"]
-        self.down_blocks = build_down_blocks(
-            settings["down_block_types"], channels, {**common, **outer, "downsample_padding": padding}, varying
-        )
+        self.down_blocks, mid_block, common, varying = self._down_and_mid(settings, temb_channels)
         inward = {name: values[::-1] for name, values in varying.items()}
         self.skips_taken = [count + 1 for count in inward["layers"]]
         inward["transformer_layers"] = self._up_depths(varying["transformer_layers"])
-        self.up_blocks = build_up_blocks(settings["up_block_types"], channels[::-1], {**common, **outer}, inward)
-        last = {name: values[-1] for name, values in varying.items() if name not in ("layers", "only_cross_attention")}
-        last["transformer_layers"] = last["transformer_layers"][:1]
-        self.mid_block = build_mid_block(
-            settings["mid_block_type"], channels[-1], settings["mid_block_scale_factor"], {**common, **last}
-        )
-        blocks = [*self.down_blocks, self.mid_block, *self.up_blocks]
-        if settings["encoder_hid_dim"]:
-            self.text_channels = {settings["encoder_hid_dim"]}
-        elif any(block is not None and block.has_cross_attention for block in blocks):
-            self.text_channels = set(varying["cross_attention_dim"])
-        else:
-            self.text_channels = None
+        kinds, channels = settings["up_block_types"], settings["block_out_channels"][::-1]
+        self.up_blocks = build_up_blocks(kinds, channels, common, inward)
+        # Last, as in the reference's state dict.
+        self.mid_block = mid_block
+        self._note_text_channels([*self.down_blocks, *self.up_blocks, mid_block], varying["cross_attention_dim"])
 
     def _up_depths(self, depths: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
         """Depths of the transformers of the up blocks: those of the down blocks, reversed, unless stated."""
@@ -222,10 +203,7 @@ class UNet2DConditionModel(ConditionedModel):
         Raises:
             ValueError: for shapes that do not fit and conditions that are missing or not taken.
         """
-        if cross_attention_kwargs or sample.shape[1] != self.in_channels:
-            self._refuse(sample, cross_attention_kwargs)
-        if self.text_channels is not None:
-            self._check_text(encoder_hidden_states, sample.shape[0])
+        self._check(sample, encoder_hidden_states, cross_attention_kwargs)
         temb = self._embed(sample, timestep, encoder_hidden_states, class_labels, timestep_cond, added_cond_kwargs)
         if self.encoder_hid_proj is not None:
             encoder_hidden_states = self.encoder_hid_proj(encoder_hidden_states)
@@ -287,22 +265,3 @@ class UNet2DConditionModel(ConditionedModel):
                 "features of a T2I-Adapter go to down_intrablock_additional_residuals"
             )
         return sample + mid, add_each(skips, downs)
-
-    def _check_text(self, tokens: Tensor | None, batch: int) -> None:
-        assert self.text_channels is not None
-        if tokens is None:
-            raise ValueError("this model attends to text: give encoder_hidden_states, (batch, tokens, channels)")
-        if tokens.dim() != 3 or tokens.shape[0] != batch or tokens.shape[2] not in self.text_channels:
-            raise ValueError(
-                f"encoder_hidden_states has the shape {tuple(tokens.shape)}; this model takes (batch, tokens, "
-                f"channels) with a batch of {batch} and {sorted(self.text_channels)} channels"
-            )
-
-    def _refuse(self, sample: Tensor, cross_attention_kwargs: Mapping[str, Any] | None) -> None:
-        unknown = sorted(set(cross_attention_kwargs or ()) - {"scale"})
-        if unknown:
-            raise ValueError(f"cross_attention_kwargs has {unknown}, which are not supported; 'scale' is")
-        if sample.shape[1] != self.in_channels:
-            raise ValueError(
-                f"sample has {sample.shape[1]} channels, but this model takes in_channels={self.in_channels}"
-            )
