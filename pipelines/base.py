@@ -1,6 +1,7 @@
 """`Pipeline`: components under one roof. Loading, saving, placement, progress, callbacks and the state of a call."""
 
 import inspect
+import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -13,6 +14,7 @@ from torch import nn
 
 from diffusion_core.config import ConfigMixin, FrozenDict
 from diffusion_core.hub import upload
+from diffusion_core.images import numpy_to_pil
 from diffusion_core.logging import get_logger
 from diffusion_core.progress import check_options, progress_bar
 
@@ -116,6 +118,13 @@ class Pipeline(ConfigMixin):
         """The content of `model_index.json`: scalar settings, and `(library, class)` of each component as it is now."""
         entries = {name: entry_of(component) for name, component in self.components.items()}
         return FrozenDict({**self.__dict__.get("_internal_dict", {}), **entries})
+
+    def to_json_string(self) -> str:
+        """The text of `model_index.json`. Settings of other classes get an underscore: the reference warns without."""
+        content = json.loads(super().to_json_string())
+        known = {*self._component_names, *self.config_arguments()}
+        marked = {key if key in known or key.startswith("_") else f"_{key}": value for key, value in content.items()}
+        return json.dumps(marked, indent=2, sort_keys=True) + "\n"
 
     def __repr__(self) -> str:
         lines = [f"  {name}: {_describe(component)}" for name, component in self.components.items()]
@@ -388,6 +397,11 @@ class Pipeline(ConfigMixin):
             target = {"device": device, "dtype": dtype}
             module.to(**{key: value for key, value in target.items() if value is not None})
         return self
+
+    @staticmethod
+    def numpy_to_pil(images: Any) -> Any:
+        """PIL images from an array of shape (N, H, W, C) with values from 0 to 1."""
+        return numpy_to_pil(images)
 
     def maybe_free_model_hooks(self) -> None:
         """Let go of the weights that a memory mode has brought to its device; without one there is nothing to do."""

@@ -42,6 +42,8 @@ _ELSEWHERE = {
 }
 # Arguments of the reference that change nothing here.
 _WITHOUT_EFFECT = frozenset({"offload_state_dict", "trust_remote_code"})
+# Entries of model_index.json that describe the file. Others with an underscore are settings of another class.
+_MARKS = frozenset({"_class_name", "_diffusers_version", "_ignore_files", "_name_or_path", "_use_default_values"})
 
 
 @dataclass(frozen=True)
@@ -136,11 +138,10 @@ def share(cls: Any, components: Mapping[str, Any], config: Mapping[str, Any], gi
 
 def _made(cls: Any, arguments: dict[str, Any], config: Mapping[str, Any]) -> Any:
     """Make the pipeline with the settings of `config`; those that `cls` does not know stay in its config."""
-    settings = cls.config_arguments()
-    pipe = cls(**{**{name: config[name] for name in settings if name in config}, **arguments})
-    known = {*settings, *cls.component_arguments()}
-    carried = {key: value for key, value in config.items() if not is_entry(value) and not key.startswith("_")}
-    pipe.register_to_config(**{key: value for key, value in carried.items() if key not in known})
+    found = {key.removeprefix("_"): value for key, value in config.items() if not is_entry(value) and key not in _MARKS}
+    settings = {key: found.pop(key) for key in cls.config_arguments() if key in found}
+    pipe = cls(**{**settings, **arguments})
+    pipe.register_to_config(**{key: value for key, value in found.items() if key not in cls.component_arguments()})
     return pipe
 
 
@@ -183,7 +184,9 @@ def load_component(cls: Any, folder: Path, name: str, files: list[str], options:
             return cls.from_pretrained(folder, subfolder=name, **arguments)
         if is_model:
             return _load_foreign(cls, folder, name, arguments)
-        if hasattr(cls, "component_arguments"):
+        if hasattr(cls, "component_arguments"):  # a pipeline, whose weights lie one folder deeper
+            variants = {each.variant for each in weights_in(file.rpartition("/")[2] for file in files)}
+            arguments["variant"] = options.variant if options.variant in variants else None
             return cls.from_pretrained(folder / name, **arguments)
         return cls.from_pretrained(str(folder / name))
     except DiffusionCoreError:
@@ -308,7 +311,8 @@ def _check_variant(source: str, files: Mapping[str, list[str]], variant: str | N
     """Refuse a variant that no component has."""
     if variant is None:
         return
-    found = {each.variant for names in files.values() for each in weights_in(names)}
+    inner = (file.rpartition("/")[2] for names in files.values() for file in names)
+    found = {each.variant for each in weights_in(inner)}
     if found and variant not in found:
         there = sorted(each for each in found if each)
         remedy = f"its variants are {', '.join(there)}" if there else "it has none; leave variant out"

@@ -3,6 +3,7 @@
 import json
 import shutil
 from pathlib import Path
+from random import Random
 from typing import Any, ClassVar
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 
 import diffusion_core
 from diffusion_core import Pipeline
-from diffusion_core.errors import CheckpointError, ConfigError, MissingFileError, PlacementError
+from diffusion_core.errors import CheckpointError, ConfigError, DiffusionCoreError, MissingFileError, PlacementError
 
 from . import tiny
 
@@ -54,8 +55,8 @@ def edit(folder: Path, **entries: Any) -> None:
 
 
 def same_weights(one: torch.nn.Module, other: torch.nn.Module) -> bool:
-    pairs = zip(one.state_dict().items(), other.state_dict().items(), strict=True)
-    return all(name == twin and torch.equal(value, there) for (name, value), (twin, there) in pairs)
+    here, there = one.state_dict(), other.state_dict()
+    return here.keys() == there.keys() and all(torch.equal(value, there[name]) for name, value in here.items())
 
 
 # ---- what is written ----
@@ -305,7 +306,10 @@ def test_components_and_settings_of_other_pipelines(folder: Path) -> None:
     edit(folder, unet=["diffusers", "UNet2DConditionModel"], strength=0.5)
     pipe = Coder.from_pretrained(folder)
     assert "unet" not in pipe.components
-    assert json.loads(pipe.to_json_string())["strength"] == 0.5
+    assert pipe.config.strength == 0.5
+    assert json.loads(pipe.to_json_string())["_strength"] == 0.5  # the reference warns of keys without underscore
+    pipe.save_pretrained(folder)
+    assert Coder.from_pretrained(folder).config.strength == 0.5
 
 
 def test_the_older_name_of_an_image_processor(coder: Coder, tmp_path: Path) -> None:
@@ -364,3 +368,43 @@ def test_sharded_variant(coder: Coder, tmp_path: Path) -> None:
     coder.save_pretrained(tmp_path, variant="fp16", max_shard_size="20KB")
     assert (tmp_path / "vae" / "diffusion_pytorch_model.safetensors.index.fp16.json").is_file()
     assert same_weights(Coder.from_pretrained(tmp_path, variant="fp16").vae, coder.vae)
+
+
+def test_a_pipeline_within_a_pipeline(coder: Coder, tmp_path: Path) -> None:
+    inner = Coder.from_pipe(coder, flag=False)
+    Coder.from_pipe(coder, extra=inner).save_pretrained(tmp_path, variant="fp16")
+    pipe = Coder.from_pretrained(tmp_path, variant="fp16", dtype="bfloat16")
+    assert type(pipe.extra) is Coder
+    assert pipe.extra.config.flag is False
+    assert pipe.extra.dtype == torch.bfloat16
+
+
+def test_load_config_gives_the_index(saved: Path) -> None:
+    assert Pipeline.load_config(saved)["vae"] == ["diffusers", "AutoencoderKL"]
+
+
+@pytest.mark.parametrize("count", [300, pytest.param(20_000, marks=pytest.mark.slow)])
+def test_random_damage_to_the_index_is_an_error_or_harmless(folder: Path, count: int, monkeypatch) -> None:
+    """Bytes and values of model_index.json are changed at random; nothing but the library's own errors comes out."""
+    monkeypatch.setattr("diffusion_core.pipelines.loading.load_component", lambda cls, *_: cls.__new__(cls))
+    file, random = folder / "model_index.json", Random(7)
+    text = file.read_text()
+    values = [None, [], {}, "", 1, True, "x" * 9, [None, None], ["os", "system"], ["transformers", "CLIPModel"], [[]]]
+    loaded = 0
+    for _ in range(count):
+        if random.random() < 0.5:
+            content = json.loads(text)
+            content[random.choice([*content, "new"])] = random.choice(values)
+            file.write_text(json.dumps(content))
+        else:
+            data = bytearray(text.encode())
+            for _ in range(random.randint(1, 4)):
+                data[random.randrange(len(data))] = random.randrange(256)
+            file.write_bytes(data[: random.randint(1, len(data))] if random.random() < 0.2 else data)
+        try:
+            Coder.from_pretrained(folder)
+            loaded += 1
+        except DiffusionCoreError:
+            pass
+    print(f"{count} damaged files, {loaded} harmless")
+    assert 0 < loaded < count
