@@ -68,7 +68,7 @@ def patches() -> Generator[None]:
     """Context: what a Python backend cannot reach otherwise is patched inside and restored after.
 
     Tensors: `.data =` between host and device keeps the Python object, so parameters keep their identity and ties;
-    `record_stream`, copying with `copy.deepcopy`, and host reads that the dispatcher does not show.
+    `record_stream`, `copy.deepcopy`, `torch.save` (comes back on the CPU), and reads that the dispatcher does not show.
     `torch.accelerator`: streams and memory. Pinned memory: the CPU's kernels.
     """
     undo: list[Callable[[], None]] = []
@@ -100,7 +100,11 @@ def _crosses(tensor: torch.Tensor, other: torch.Tensor) -> bool:
 
 def _patch_tensors(patch: Callable[[Any, str, Any], None]) -> None:
     tensor_class: Any = torch.Tensor
-    record_stream, deepcopy = tensor_class.record_stream, tensor_class.__deepcopy__
+    record_stream, deepcopy, reduce_ex = (
+        tensor_class.record_stream,
+        tensor_class.__deepcopy__,
+        tensor_class.__reduce_ex__,
+    )
     clone_storage = torch.UntypedStorage.clone
     compatible: Callable[[torch.Tensor, torch.Tensor], bool] = cast(Any, torch)._has_compatible_shallow_copy_type
 
@@ -108,9 +112,10 @@ def _patch_tensors(patch: Callable[[Any, str, Any], None]) -> None:
         if not _crosses(tensor, value):
             bindings.set_data(tensor, value)
             return
-        replacement = bindings.get_data(value)
-        if tensor.requires_grad:
-            replacement.requires_grad_(True)
+        with torch.inference_mode(value.is_inference()):  # as torch does: the new content decides
+            replacement = value.detach()
+            if tensor.requires_grad:
+                replacement.requires_grad_(True)
         bindings.swap(tensor, replacement)
 
     def record(tensor: torch.Tensor, stream: Any) -> None:
@@ -125,6 +130,10 @@ def _patch_tensors(patch: Callable[[Any, str, Any], None]) -> None:
         if id(tensor) not in memo:
             memo[id(tensor)] = tensor.detach().clone().requires_grad_(tensor.requires_grad)
         return memo[id(tensor)]
+
+    def reduce(tensor: torch.Tensor, protocol: int) -> Any:
+        inside = tensor.device.type == bindings.NAME and type(tensor) is torch.Tensor
+        return reduce_ex(tensor.detach().cpu() if inside else tensor, protocol)
 
     def copy_storage(storage: torch.UntypedStorage) -> torch.UntypedStorage:
         if storage.device.type == bindings.NAME:  # torch's own way ends in a crash
@@ -146,6 +155,7 @@ def _patch_tensors(patch: Callable[[Any, str, Any], None]) -> None:
     patch(tensor_class, "data", property(bindings.get_data, set_data))
     patch(tensor_class, "record_stream", record)
     patch(tensor_class, "__deepcopy__", copy_tensor)
+    patch(tensor_class, "__reduce_ex__", reduce)
     patch(tensor_class, "numpy", watched(tensor_class.numpy))
     patch(tensor_class, "tolist", watched(tensor_class.tolist))
     patch(torch.UntypedStorage, "clone", copy_storage)

@@ -98,7 +98,7 @@ class _Call:
         kwargs = self._host_arguments({name: _map(value, self._lower) for name, value in self.kwargs.items()})
         if not self.info.view:
             self._launch()
-        out = dry.run(self.op, self.info, args, kwargs) if self.dry else self.op(*args, **kwargs)
+        out = self.simulator.shapes.run(self.op, self.info, args, kwargs) if self.dry else self.op(*args, **kwargs)
         if self.dry and self.base == "all":
             self._all_true()
         if not self.info.view:

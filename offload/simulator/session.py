@@ -17,6 +17,7 @@ from ..sizes import parse_bytes
 from . import backend, state
 from .bindings import NAME
 from .clock import Span, Timeline
+from .dry import Shapes
 from .faults import Faults
 from .hardware import Hardware, get_hardware
 from .host import HostWatch, PinnedMemory, Transfers
@@ -77,6 +78,7 @@ class Simulator:
     ) -> None:
         self.dry = dry
         self.races: list[Race] = []
+        self.shapes = Shapes()
         self.timeline = Timeline(hardware)
         self.faults = Faults()
         self.pinned = PinnedMemory()

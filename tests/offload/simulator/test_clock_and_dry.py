@@ -202,3 +202,18 @@ def test_dry_out_arguments_and_views(simulated_devices):
     values, indices = x.max(dim=0)
     assert values.shape == indices.shape == (100,) and [c.shape for c in x.chunk(2)] == [(50, 100)] * 2
     assert x.mul_(2) is x and x.to("cpu").shape == x.shape
+
+
+@pytest.mark.simulated_devices(dry=True)
+def test_dry_runs_remember_shapes_not_calls(simulated_devices):
+    x = torch.empty(100, 100, device="sim:0", dtype=torch.int32)
+    for _ in range(2):
+        assert (x * 1).dtype == torch.int32 and (x * 1.0).dtype == torch.float32 and (x > 1).dtype == torch.bool
+        assert x.T.contiguous().stride() == (100, 1) and (x.T + 1).stride() == (1, 100)
+        assert x.sum(0).shape == (100,) and x.sum((0, 1)).shape == () and x.sum().dtype == torch.int64
+        assert torch.add(x, x, out=torch.empty(0, device="sim:0", dtype=torch.int32)).shape == (100, 100)
+        torch._foreach_add_([x, x.clone()], 1)
+        assert x.add_(1) is x and [c.shape for c in x.split([30, 70])] == [(30, 100), (70, 100)]
+        assert torch.randn(100, 100, device="sim:0").shape == (100, 100)
+        assert torch.all(x == x).item() and not torch.any(x != x).item()
+        assert torch.std_mean(x.float(), dim=0)[1].shape == (100,)

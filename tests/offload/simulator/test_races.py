@@ -1,6 +1,7 @@
 """The race detector finds every dropped wait, and nothing in code that waits as it should."""
 
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -285,3 +286,25 @@ def test_a_race_says_where(simulated_devices):
         x + 1
     race = simulated_devices.races.pop()
     assert race.device == 0 and race.stream == torch.get_device_module("sim").current_stream().stream_id
+
+
+def test_two_threads_have_their_own_current_stream(simulated_devices):
+    module = torch.get_device_module("sim")
+    layer = nn.Linear(64, 64).to("sim:0")
+    inputs = [torch.randn(4, 64) for _ in range(4)]
+    expected = [layer.cpu()(x) for x in inputs]
+    layer.to("sim:0")
+    module.synchronize()
+
+    def work(x: torch.Tensor) -> tuple[torch.Tensor, int]:
+        side = module.Stream()
+        with module.stream(side):
+            out = layer(x.pin_memory().to("sim:0", non_blocking=True))
+            assert module.current_stream() == side
+            return out.cpu(), side.stream_id
+
+    with ThreadPoolExecutor(2) as pool:
+        results = list(pool.map(work, inputs))
+    assert module.current_stream() == module.default_stream() and len({name for _, name in results}) == 4
+    for (result, _), right in zip(results, expected, strict=True):
+        assert torch.equal(result, right)

@@ -158,6 +158,27 @@ def test_data_moves_a_parameter_and_back():
     assert parameter.device.type == "cpu" and parameter.data_ptr() == home.data_ptr()
 
 
+def test_data_keeps_inference_and_gradient_flags_as_torch_does():
+    layer = nn.Linear(3, 3)
+    home = {name: parameter.data for name, parameter in layer.named_parameters()}
+    with torch.inference_mode():
+        for name, parameter in layer.named_parameters():
+            parameter.data = home[name].to("sim:0")
+            assert parameter.requires_grad and parameter.is_inference()
+        assert layer(torch.ones(1, 3, device="sim:0")).device.type == "sim"
+        for name, parameter in layer.named_parameters():
+            parameter.data = home[name]
+    assert layer(torch.ones(1, 3)).requires_grad and not layer.weight.is_inference()
+
+
+def test_saved_tensors_come_back_on_the_cpu(tmp_path):
+    layer = nn.Linear(3, 3).to("sim:0")
+    torch.save(layer.state_dict(), tmp_path / "layer.pt")
+    loaded = torch.load(tmp_path / "layer.pt", weights_only=True)
+    assert {value.device.type for value in loaded.values()} == {"cpu"}
+    assert torch.equal(loaded["weight"], layer.weight.cpu())
+
+
 def test_host_conversions():
     x = torch.arange(4.0).to("sim:0")
     assert x.tolist() == [0, 1, 2, 3] and x[2].item() == 2 and str(x) == "tensor([0., 1., 2., 3.], device='sim:0')"
