@@ -186,6 +186,8 @@ def _match(
     for name in expected:
         if not present.intersection(twins.get(name, [name])):
             differences.missing.append(name)
+    for found in (differences.missing, differences.unexpected, differences.mismatched):
+        found.sort()
     return sources, differences
 
 

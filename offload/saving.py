@@ -108,9 +108,9 @@ def _without_aliases(tensors: Mapping[str, torch.Tensor]) -> tuple[dict[str, tor
     aliases: dict[str, str] = {}
     first: dict[Any, str] = {}
     for name, tensor in tensors.items():
-        plain = tensor.numel() > 0 and not tensor.is_meta and type(tensor) in {torch.Tensor, torch.nn.Parameter}
+        plain = type(tensor) in {torch.Tensor, torch.nn.Parameter} and tensor.layout == torch.strided
         place: Any = id(tensor)
-        if plain:
+        if plain and tensor.numel() > 0 and not tensor.is_meta:
             place = (tensor.device, tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride())
         if place in first:
             aliases[name] = first[place]
