@@ -140,7 +140,7 @@ class Scheduler(ConfigMixin):
     def compatibles(self) -> list[type["Scheduler"]]:
         """The classes that can be built from this scheduler's config."""
         package = importlib.import_module(__package__ or "")
-        return [getattr(package, name) for name in self._compatibles]
+        return [getattr(package, name) for name in self._compatibles if hasattr(package, name)]
 
     # --- the state of a run ------------------------------------------------------------------------------------
 
@@ -196,8 +196,9 @@ class Scheduler(ConfigMixin):
         """Where in the schedule a timestep stands.
 
         An element of `self.timesteps` is recognised by its place in memory, without a look at its value and so without
-        waiting for the device. Where a timestep stands twice, its second place counts: solvers of order 2 list a
-        timestep as the end of one step and the beginning of the next.
+        waiting for the device. Where a timestep stands twice, its second place counts for solvers of order 2, which list
+        a timestep as the end of one step and the beginning of the next; for the others its first, so that a run from
+        there has a step left for every timestep.
 
         Raises:
             ValueError: if it is not in the schedule.
@@ -212,7 +213,7 @@ class Scheduler(ConfigMixin):
                 f"timestep={value:g} is not in the schedule, which goes from {times[0]:g} to {times[-1]:g} in "
                 f"{len(times)} values; pass elements of `timesteps`, and call `set_timesteps` first"
             )
-        return found[min(1, len(found) - 1)]
+        return found[min(self.order - 1, len(found) - 1)]
 
     def _holds(self, timestep: torch.Tensor) -> bool:
         """Whether a tensor is one element of `timesteps`, the very memory."""
@@ -490,11 +491,18 @@ class VEScheduler(VPScheduler):
         except ValueError:
             return float(sigma_at(timestep, self._training_sigmas))
 
-    def _solve(self, output: torch.Tensor, sample: torch.Tensor, sigma: float) -> tuple[torch.Tensor, torch.Tensor]:
-        """The predicted clean sample and the slope ``dx / dsigma = (x - x_0) / sigma`` (arXiv 2206.00364, eq. 3)."""
-        kind = self.config["prediction_type"]
-        original = predict_original_ve(kind, output, sample, sigma)
-        return original, output if kind == "epsilon" else (sample - original).div_(sigma)
+    def _solve(
+        self, output: torch.Tensor, sample: torch.Tensor, sigma: float, raised: float | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The predicted clean sample and the slope ``dx / dsigma = (x - x_0) / sigma`` (arXiv 2206.00364, eq. 3).
+
+        Args:
+            raised: the sample's level where noise has been added since the model saw it at `sigma`.
+        """
+        kind, level = self.config["prediction_type"], sigma if raised is None else raised
+        # a v-prediction is taken for the level at which the model made it
+        original = predict_original_ve(kind, output, sample, sigma if kind == "v_prediction" else level)
+        return original, output if kind == "epsilon" else (sample - original).div_(level)
 
 
 def check_one_schedule(

@@ -100,7 +100,7 @@ class EulerDiscreteScheduler(VEScheduler):
             raised = sigma * (1 + min(s_churn / (len(self._sigmas) - 1), math.sqrt(2) - 1))
             noise = self._randn(model_output, generator)
             sample = torch.add(sample, noise, alpha=s_noise * math.sqrt(raised**2 - sigma**2))
-        original, slope = self._solve(model_output, sample, raised)
+        original, slope = self._solve(model_output, sample, sigma, raised)
         previous = torch.add(sample, slope, alpha=sigma_next - raised).to(model_output.dtype)
         self._step_index = index + 1
         return self._result(return_dict, previous, original)

@@ -68,6 +68,9 @@ class HeunDiscreteScheduler(TwoStageScheduler):
         index = self._index(timestep)
         sample = full_precision(sample)
         original, slope = self._solve(model_output, sample, self._sigmas[index])
+        if self.config["clip_sample"]:
+            original = self._limit(original)
+            slope = (sample - original).div_(self._sigmas[index])
         if self._pending is None:
             previous = torch.add(sample, slope, alpha=self._sigmas[index + 1] - self._sigmas[index])
             self._pending = (sample, slope) if index + 1 < len(self._times) else None

@@ -46,8 +46,6 @@ class KDPM2AncestralDiscreteScheduler(KDPM2DiscreteScheduler):
         index = self._index(timestep)
         sample = full_precision(sample)
         original, slope = self._solve(model_output, sample, self._sigmas[index])
-        # drawn on every call, though only second halves use it, so that a generator ends as in the reference
-        noise = self._randn(model_output, generator)
         if self._pending is None:
             previous = torch.add(sample, slope, alpha=self._sigmas[index + 1] - self._sigmas[index])
             self._pending = (sample, slope) if index + 1 < len(self._times) else None
@@ -55,7 +53,8 @@ class KDPM2AncestralDiscreteScheduler(KDPM2DiscreteScheduler):
             start, _ = self._pending
             before = self._sigmas[index - 1]
             down, up = ancestral_split(before, self._sigmas[index + 1])
-            previous = torch.add(start, slope, alpha=down - before).add_(noise, alpha=up)
+            previous = torch.add(start, slope, alpha=down - before)
+            previous = previous.add_(self._randn(model_output, generator), alpha=up)
             self._pending = None
         self._step_index = index + 1
         return self._result(return_dict, previous.to(model_output.dtype), original)
