@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from diffusion_core.config import FrozenDict
 from diffusion_core.outputs import BaseOutput
 from diffusion_core.randomness import Generators
 
@@ -76,6 +77,9 @@ class FlowMatchEulerDiscreteScheduler(FlowMatchScheduler):
         if shift_terminal is not None and not 0 <= shift_terminal < 1:
             raise ValueError(f"shift_terminal={shift_terminal!r} must be at least 0 and below 1")
         sigma_mode(self.config)
+        if not shift_once:
+            # our own option: files and configs are diffusers' where it is not used
+            self._internal_dict = FrozenDict({key: self.config[key] for key in self.config if key != "shift_once"})
         self._take_training_schedule(shift_it=not use_dynamic_shifting)
 
     def time_shift(self, mu: float, sigma: float, t: torch.Tensor | Array) -> Any:
@@ -128,7 +132,7 @@ class FlowMatchEulerDiscreteScheduler(FlowMatchScheduler):
         self._take_schedule(times, device, sigmas=np.append(levels, 1.0 if config["invert_sigmas"] else 0.0))
 
     def _even(self, steps: Any) -> Array:
-        if self.config["shift_once"]:
+        if self.config.get("shift_once"):
             return np.linspace(1, 1 / len(self), check_steps(steps), dtype=np.float64)
         return super()._even(steps)
 
