@@ -398,6 +398,28 @@ class Pipeline(ConfigMixin):
             module.to(**{key: value for key, value in target.items() if value is not None})
         return self
 
+    def enable_vae_slicing(self) -> None:
+        """Let the autoencoder work on one picture at a time: less memory for batches."""
+        self._vae_switch("enable_slicing")
+
+    def disable_vae_slicing(self) -> None:
+        """Let the autoencoder work on whole batches again."""
+        self._vae_switch("disable_slicing")
+
+    def enable_vae_tiling(self) -> None:
+        """Let the autoencoder work on overlapping tiles: less memory for large pictures."""
+        self._vae_switch("enable_tiling")
+
+    def disable_vae_tiling(self) -> None:
+        """Let the autoencoder work on whole pictures again."""
+        self._vae_switch("disable_tiling")
+
+    def _vae_switch(self, method: str) -> None:
+        vae = self.components.get("vae")
+        if not hasattr(vae, method):
+            raise ValueError(f"{type(self).__name__} has no autoencoder with {method}(): its vae is {entry_of(vae)[1]}")
+        getattr(vae, method)()
+
     @staticmethod
     def numpy_to_pil(images: Any) -> Any:
         """PIL images from an array of shape (N, H, W, C) with values from 0 to 1."""

@@ -74,7 +74,12 @@ def read_index(source: str, hub: Mapping[str, Any]) -> tuple[dict[str, Any], dic
         MissingFileError: if there is no such file.
         ConfigError: if it is not a JSON object.
     """
-    path = find_file(source, INDEX_NAME, **hub)
+    try:
+        path = find_file(source, INDEX_NAME, **hub)
+    except MissingFileError as error:
+        if is_local(source) and (snapshot(source) / "config.json").is_file():
+            raise MissingFileError(f"{error}. It is a model, not a pipeline: load it with AutoModel.") from error
+        raise
     # The cache of the Hub keeps a folder for each commit.
     commit = {} if is_local(source) or path.parents[1].name != "snapshots" else {"revision": path.parent.name}
     return ConfigMixin.read_config(path), {**hub, **commit}

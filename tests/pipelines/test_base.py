@@ -15,6 +15,8 @@ from diffusion_core import Pipeline, disable_progress_bar, enable_progress_bar
 from diffusion_core.models.base import Model
 from diffusion_core.progress import is_progress_bar_enabled, progress_bar
 
+from . import tiny
+
 
 class Net(Model):
     def __init__(self, width: int = 4) -> None:
@@ -416,3 +418,16 @@ def test_the_reference_casts_what_it_shares() -> None:
     source = diffusers.DDPMPipeline(net, diffusers.DDPMScheduler())
     diffusers.DDIMPipeline.from_pipe(source)
     assert source.unet.dtype == torch.float32
+
+
+def test_switches_of_the_autoencoder(pipe: Drawer) -> None:
+    with pytest.raises(ValueError, match="its vae is None"):
+        pipe.enable_vae_tiling()
+    vae = tiny.vae(diffusion_core)
+    pipe.register_modules(vae=vae)
+    pipe.enable_vae_slicing()
+    pipe.enable_vae_tiling()
+    assert (vae.use_slicing, vae.use_tiling) == (True, True)
+    pipe.disable_vae_slicing()
+    pipe.disable_vae_tiling()
+    assert (vae.use_slicing, vae.use_tiling) == (False, False)

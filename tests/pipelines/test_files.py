@@ -7,6 +7,7 @@ import pytest
 
 from diffusion_core import Pipeline
 from diffusion_core.errors import MissingFileError
+from diffusion_core.hub import list_files
 from diffusion_core.pipelines.files import choose, needed, weights_in
 
 PLAIN = ["config.json", "diffusion_pytorch_model.safetensors", "diffusion_pytorch_model.bin"]
@@ -131,3 +132,22 @@ def test_download_refuses_a_variant_that_is_nowhere(hub: FakeHub) -> None:
 def test_download_of_a_folder_returns_it(tmp_path: Path) -> None:
     (tmp_path / "model_index.json").write_text('{"_class_name": "X"}')
     assert Pipeline.download(tmp_path) == tmp_path
+
+
+def test_files_of_a_folder_and_of_a_repo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "unet").mkdir()
+    for name in ("model_index.json", "unet/config.json"):
+        (tmp_path / name).touch()
+    assert list_files(tmp_path) == ["model_index.json", "unet/config.json"]
+
+    listed = lambda self, repo, *, revision, token: ["b", f"{repo}@{revision}"]  # noqa: E731
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    monkeypatch.setattr("huggingface_hub.HfApi.list_repo_files", listed)
+    assert list_files("owner/name", revision="v1") == ["b", "owner/name@v1"]
+
+    def no_connection(self, repo, *, revision, token):
+        raise ConnectionError("no network")
+
+    monkeypatch.setattr("huggingface_hub.HfApi.list_repo_files", no_connection)
+    with pytest.raises(MissingFileError, match="nor in the local cache"):
+        list_files("owner/name", cache_dir=tmp_path / "cache")

@@ -12,6 +12,9 @@ import torch
 import diffusion_core
 from diffusion_core import Pipeline
 from diffusion_core.errors import CheckpointError, ConfigError, DiffusionCoreError, MissingFileError, PlacementError
+from diffusion_core.pipelines.components import ABSENT, class_of
+from diffusion_core.pipelines.loading import pipeline_class
+from tests.support import HUB, needs_shared
 
 from . import tiny
 
@@ -333,6 +336,8 @@ def test_no_index(folder: Path) -> None:
         Coder.from_pretrained(folder)
     with pytest.raises(MissingFileError, match="no folder"):
         Coder.from_pretrained("/no/such/folder")
+    with pytest.raises(MissingFileError, match="load it with AutoModel"):
+        Pipeline.from_pretrained(folder / "vae")
 
 
 def test_a_damaged_component_is_named(folder: Path) -> None:
@@ -408,3 +413,23 @@ def test_random_damage_to_the_index_is_an_error_or_harmless(folder: Path, count:
             pass
     print(f"{count} damaged files, {loaded} harmless")
     assert 0 < loaded < count
+
+
+SHARED_INDEXES = sorted(HUB.glob("*/*/model_index.json"))
+
+
+@needs_shared
+@pytest.mark.parametrize("file", SHARED_INDEXES, ids=lambda file: file.parent.name)
+def test_real_indexes_resolve_to_classes(file: Path) -> None:
+    """Each pipeline class that is here accepts its real checkpoints: all required components, all classes known."""
+    index = json.loads(file.read_text())
+    if index["_class_name"] not in diffusion_core.__all__:
+        pytest.skip(f"{index['_class_name']} is not here yet")
+    cls = pipeline_class(index, Pipeline)
+    for name, required in cls.component_arguments().items():
+        entry = tuple(index.get(name, ABSENT))
+        assert entry != ABSENT or not required
+        if entry != ABSENT:
+            found = class_of(entry)
+            assert entry[1] in (found.__name__, found.__name__.removesuffix("Pil"), "CLIPFeatureExtractor")
+    assert not {key for key in index if not key.startswith("_")} - {*cls.component_arguments(), *cls.config_arguments()}
