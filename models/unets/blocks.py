@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from ..layers.attention import Attention
 from ..layers.resnet import Downsample2D, ResnetBlock2D, Upsample2D
 from ..layers.transformer import SpatialTransformer
+from .freeu import FreeU
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,6 +138,7 @@ class _Block(nn.Module):
     """What blocks share: residual blocks in a row."""
 
     has_cross_attention = False
+    freeu: FreeU | None = None
 
     def __init__(self, resnets: Iterable[nn.Module], attentions: Iterable[nn.Module] | None = None) -> None:
         super().__init__()
@@ -325,6 +327,8 @@ class UpBlock2D(_Block):
     ) -> Tensor:
         """Features to twice the height and width, or to `size`; `skips` has one for each layer, in order of use."""
         for resnet, skip in zip(self.resnets, skips, strict=True):
+            if self.freeu is not None:
+                hidden_states, skip = self.freeu(hidden_states, skip)
             hidden_states = resnet(torch.cat([hidden_states, skip], dim=1), temb)
         return self._double(hidden_states, temb, size)
 
@@ -386,6 +390,8 @@ class CrossAttnUpBlock2D(_Block):
     ) -> Tensor:
         """As `UpBlock2D`."""
         for resnet, transformer, skip in zip(self.resnets, self.attentions, skips, strict=True):
+            if self.freeu is not None:
+                hidden_states, skip = self.freeu(hidden_states, skip)
             hidden_states = resnet(torch.cat([hidden_states, skip], dim=1), temb)
             hidden_states = transformer(hidden_states, encoder_hidden_states, attention_mask, encoder_attention_mask)
         return self._double(hidden_states, temb, size)

@@ -22,6 +22,7 @@ from .conditioning import (
     as_tuple,
     mask_to_bias,
 )
+from .freeu import FreeU
 
 SUPPORTED = {
     "down": [name for name in DOWN_BLOCKS if "Skip" not in name],
@@ -166,6 +167,21 @@ class UNet2DConditionModel(ConditionedModel):
                 "since up blocks have one layer more"
             )
         return list(depths[::-1])
+
+    def enable_freeu(self, s1: float, s2: float, b1: float, b2: float) -> None:
+        """Weigh features and skips in the two innermost up blocks, see `FreeU`.
+
+        Args:
+            s1, s2: factors of the low frequencies of the skips, in the first and second up block.
+            b1, b2: factors of half of the features.
+        """
+        for block, backbone, skip in zip(self.up_blocks, (b1, b2), (s1, s2), strict=False):
+            block.freeu = FreeU(backbone, skip)
+
+    def disable_freeu(self) -> None:
+        """Undo `enable_freeu`."""
+        for block in self.up_blocks:
+            block.freeu = None
 
     def forward(
         self,

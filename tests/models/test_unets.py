@@ -499,3 +499,27 @@ def test_dropout_acts_in_training_only() -> None:
         assert not torch.equal(model(*inputs).sample, model(*inputs).sample)
         model.eval()
         assert torch.equal(model(*inputs).sample, model(*inputs).sample)
+
+
+@pytest.mark.parametrize("size", [(8, 8), (12, 20), (9, 7)])
+def test_freeu_matches_and_can_be_taken_back(size: tuple[int, int]) -> None:
+    theirs, ours = pair("UNet2DConditionModel", CROSS)
+    inputs = (seeded(2, 4, *size), 7, seeded(2, 5, 12))
+    factors = {"s1": 0.9, "s2": 0.2, "b1": 1.5, "b2": 1.6}
+    with torch.no_grad():
+        plain = ours(*inputs).sample
+        theirs.enable_freeu(**factors)
+        ours.enable_freeu(**factors)
+        weighed = ours(*inputs).sample
+        assert (weighed - theirs(*inputs).sample).abs().max() <= 1e-5
+        assert (weighed - plain).abs().max() > 1e-3
+        ours.disable_freeu()
+        assert torch.equal(ours(*inputs).sample, plain)
+
+
+def test_freeu_works_in_half_precision_at_any_size() -> None:
+    model = UNet2DConditionModel(**CROSS).to(torch.bfloat16).eval()
+    model.enable_freeu(s1=0.9, s2=0.2, b1=1.5, b2=1.6)
+    with torch.no_grad():
+        sample = model(seeded(1, 4, 9, 7).bfloat16(), 5, seeded(1, 5, 12).bfloat16()).sample
+    assert sample.dtype == torch.bfloat16 and sample.isfinite().all()
