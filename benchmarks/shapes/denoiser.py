@@ -48,6 +48,7 @@ def train(work: Path, steps: int, score_minutes: float) -> None:
     vae, scheduler = load_autoencoder(work), make_scheduler()
     latents, ids, scale = training_set(work, vae, tokenizer)
     vae.register_to_config(scaling_factor=scale)
+    torch.save(scale, work / "scale.pt")
     unet = make_unet().to(memory_format=torch.channels_last)
     parts = torch.nn.ModuleDict({"unet": unet, "text_encoder": make_text_encoder(tokenizer)})
     optimizer = torch.optim.AdamW(parts.parameters(), PEAK_RATE, betas=(0.9, 0.99), weight_decay=0.01)

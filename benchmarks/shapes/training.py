@@ -55,13 +55,17 @@ class Average:
     def in_place(self, module: torch.nn.Module) -> Iterator[None]:
         """The module computes with the average inside the block, in eval mode, and gets its own values back."""
         kept = [parameter.detach().clone() for parameter in module.parameters()]
-        self._copy(self._values, module)
+        self.copy_to(module)
         module.eval()
         try:
             yield
         finally:
             self._copy(kept, module)
             module.train()
+
+    def copy_to(self, module: torch.nn.Module) -> None:
+        """Put the average into the module."""
+        self._copy(self._values, module)
 
     @staticmethod
     @torch.no_grad()
