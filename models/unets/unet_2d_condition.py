@@ -175,12 +175,14 @@ class UNet2DConditionModel(ConditionedModel):
             s1, s2: factors of the low frequencies of the skips, in the first and second up block.
             b1, b2: factors of half of the features.
         """
-        for block, backbone, skip in zip(self.up_blocks, (b1, b2), (s1, s2), strict=False):
+        blocks: list[Any] = list(self.up_blocks)
+        for block, backbone, skip in zip(blocks, (b1, b2), (s1, s2), strict=False):
             block.freeu = FreeU(backbone, skip)
 
     def disable_freeu(self) -> None:
         """Undo `enable_freeu`."""
-        for block in self.up_blocks:
+        blocks: list[Any] = list(self.up_blocks)
+        for block in blocks:
             block.freeu = None
 
     def forward(

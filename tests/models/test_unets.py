@@ -434,16 +434,22 @@ def test_gradients_reach_every_parameter(case: str) -> None:
     assert trained == {name for name, parameter in model.named_parameters() if parameter.grad is not None}
 
 
-def test_one_compiled_graph_for_all_steps() -> None:
+def compiled_whole(model: torch.nn.Module) -> tuple[Any, list[Any]]:
+    """The model compiled without graph breaks, through the tracing of its backward, and the graphs so far."""
     torch._dynamo.reset()
-    graphs = []
+    graphs: list[Any] = []
+    aot_eager = torch._dynamo.lookup_backend("aot_eager")
 
-    def backend(graph: torch.fx.GraphModule, _: Any) -> Any:
+    def backend(graph: torch.fx.GraphModule, inputs: Any) -> Any:
         graphs.append(graph)
-        return graph.forward
+        return aot_eager(graph, inputs)
 
+    return torch.compile(model, fullgraph=True, backend=backend), graphs
+
+
+def test_one_compiled_graph_for_all_steps() -> None:
     model = UNet2DConditionModel(**{**CROSS, **SIZES}).eval()
-    compiled = torch.compile(model, fullgraph=True, backend=backend)
+    compiled, graphs = compiled_whole(model)
     sample, text, added = seeded(2, 4, 9, 8), seeded(2, 5, 12), sizes(2)
     with torch.no_grad():
         for timestep in (999.0, 500.0, 1.0):
@@ -453,17 +459,15 @@ def test_one_compiled_graph_for_all_steps() -> None:
     assert len(graphs) == 1
 
 
-@pytest.mark.parametrize("case", ["text", "picture"])
-def test_compiles_whole_through_aot(case: str) -> None:
-    torch._dynamo.reset()
-    if case == "text":
-        model: torch.nn.Module = UNet2DConditionModel(**CROSS).eval()
-        inputs: tuple[Any, ...] = (seeded(1, 4, 8, 8), torch.tensor(5), seeded(1, 5, 12))
-    else:
-        model, inputs = UNet2DModel(**{**PLAIN, **SCORE}).eval(), (seeded(1, 3, 8, 8), torch.tensor(1.5))
-    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+def test_one_compiled_graph_for_pictures() -> None:
+    model = UNet2DModel(**{**PLAIN, **SCORE}).eval()
+    compiled, graphs = compiled_whole(model)
+    sample = seeded(1, 3, 8, 8)
     with torch.no_grad():
-        assert (compiled(*inputs).sample - model(*inputs).sample).abs().max() <= 1e-5
+        for timestep in (0.5, 20.0):
+            step = torch.tensor(timestep)
+            assert (compiled(sample, step).sample - model(sample, step).sample).abs().max() <= 1e-5
+    assert len(graphs) == 1
 
 
 def count_python_calls(model: torch.nn.Module, *inputs: Any) -> int:
