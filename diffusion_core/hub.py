@@ -21,7 +21,7 @@ _LARGEST_INDEX = 256 * 2**20
 
 def is_local(repo_or_folder: str | os.PathLike[str]) -> bool:
     """Whether the name is a folder on this machine, rather than a repo on the Hub."""
-    return Path(repo_or_folder).expanduser().is_dir()
+    return bool(os.fspath(repo_or_folder)) and Path(repo_or_folder).expanduser().is_dir()
 
 
 def find_file(
@@ -275,7 +275,7 @@ def likely_cause(file: Path) -> str:
 
 
 def _stays_inside(name: str) -> bool:
-    plain = name not in {"", ".", ".."} and "\0" not in name
+    plain = name not in {"", ".", ".."} and name.isprintable() and len(name.encode()) < 256
     return plain and PurePosixPath(name).name == name and PureWindowsPath(name).name == name
 
 
