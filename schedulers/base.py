@@ -196,9 +196,9 @@ class Scheduler(ConfigMixin):
         """Where in the schedule a timestep stands.
 
         An element of `self.timesteps` is recognised by its place in memory, without a look at its value and so without
-        waiting for the device. Where a timestep stands twice, its second place counts for solvers of order 2, which list
-        a timestep as the end of one step and the beginning of the next; for the others its first, so that a run from
-        there has a step left for every timestep.
+        waiting for the device. Where a timestep stands twice, its second place counts for solvers of order 2, which
+        list a timestep as the end of one step and the beginning of the next; for the others its first, so that a run
+        from there has a step left for every timestep.
 
         Raises:
             ValueError: if it is not in the schedule.

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from .base import SchedulerOutput, Timestep
-from .sigmas import choice
+from .sigmas import Array, choice
 from .solvers import SolverScheduler, Update, first_order
 
 
@@ -62,6 +62,9 @@ class DEISMultistepScheduler(SolverScheduler):
     @property
     def _wants_data(self) -> bool:
         return False
+
+    def _end(self, levels: Array) -> float:
+        return 0.0 if self.config["use_flow_sigmas"] else super()._end(levels)
 
     def _plan(self) -> None:
         last = len(self._times) - 1

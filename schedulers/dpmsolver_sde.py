@@ -163,13 +163,14 @@ class BrownianPath:
             raise ValueError(f"noise_sampler_seed has {len(seeds)} seeds for {len(like)} images")
         start = torch.zeros(like.shape[1:] if several else like.shape, dtype=like.dtype)
         ends = torch.tensor(low), torch.tensor(high)
+        self._low, self._high = low, high
         self._device = like.device
         self._several = several
         self._trees = [tree(ends[0], start, ends[1], entropy=seed) for seed in ([seeds] if not several else seeds)]
 
     def __call__(self, sigma: float, sigma_next: float) -> torch.Tensor:
         """What the path gains on the way from one level to another, scaled to unit variance."""
-        low, high = sorted((sigma, sigma_next))
+        low, high = (min(max(level, self._low), self._high) for level in sorted((sigma, sigma_next)))
         gains = [tree(torch.tensor(low), torch.tensor(high)) for tree in self._trees]
         gain = torch.stack(gains) if self._several else gains[0]
         sign = 1 if sigma < sigma_next else -1

@@ -120,7 +120,7 @@ class FlowMatchEulerDiscreteScheduler(FlowMatchScheduler):
                 levels = shifted_by_mu(levels, mu, config["time_shift_type"])
             else:
                 levels = shifted(levels, self._shift)
-            if config["shift_terminal"] and levels[-1] < 1:
+            if config["shift_terminal"]:
                 levels = stretched(levels, config["shift_terminal"])
             mode = sigma_mode(config)
             return levels if mode is None else respaced(mode, float(levels[0]), float(levels[-1]), len(levels))

@@ -184,8 +184,12 @@ def shifted_by_mu(sigmas: Array, mu: float, kind: str = "exponential", power: fl
 
 
 def stretched(sigmas: Array, terminal: float) -> Array:
-    """Flow sigmas scaled so that the last one is `terminal` and what is 1 stays 1 (LTX-Video, arXiv 2501.00103)."""
-    return 1 - (1 - sigmas) * ((1 - terminal) / (1 - sigmas[-1]))
+    """Flow sigmas scaled so that the last one is `terminal` and what is 1 stays 1 (LTX-Video, arXiv 2501.00103).
+
+    Where the last one is 1 itself, as in a single step, they stay as they are.
+    """
+    signal = 1 - sigmas
+    return sigmas if signal[-1] == 0 else 1 - signal / (signal[-1] / (1 - terminal))
 
 
 def flow_timesteps(sigmas: Array, train_steps: int) -> Array:

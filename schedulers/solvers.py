@@ -334,12 +334,13 @@ class SolverScheduler(VPScheduler):
         if config["use_flow_sigmas"]:
             levels = levels / (1 + levels)
             return levels * len(known), levels
-        times = timestep_at(levels, known)
-        return self._whole(times, spacing), levels
+        # the reference takes this logarithm in float32, which decides between 999 and 998 for the first timestep
+        logs = np.log(known.astype(np.float32))
+        return self._whole(np.interp(np.log(levels), logs, np.arange(len(known))), spacing), levels
 
     def _whole(self, times: Array, spacing: str) -> Array:
         """Timesteps as the integers that a model is told."""
-        return np.round(times) if spacing in ("karras", "lu") else np.floor(times + 1e-9)
+        return np.round(times) if spacing in ("karras", "lu") else np.floor(times)
 
     def _flow_sigmas(self, count: int, mu: float | None) -> Array:
         """Places on the straight path, from noise to data."""
