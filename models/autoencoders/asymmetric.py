@@ -1,7 +1,6 @@
 """`AsymmetricAutoencoderKL`: a larger decoder that keeps what an inpainting mask leaves alone."""
 
 from collections.abc import Sequence
-from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -9,10 +8,9 @@ from torch import nn
 
 from diffusion_core.randomness import Generators
 
-from ..base import Model
-from .distribution import DiagonalGaussianDistribution
-from .outputs import AutoencoderKLOutput, DecoderOutput
-from .tiling import TilingMixin, image_axes
+from .kl import VariationalAutoencoder
+from .outputs import DecoderOutput
+from .tiling import image_axes
 from .vae import Decoder, Encoder, check_batch
 
 _CONDITION_LEVELS = 5
@@ -63,7 +61,7 @@ class MaskConditionDecoder(Decoder):
         return self.conv_out(self.conv_act(self.conv_norm_out(sample)))
 
 
-class AsymmetricAutoencoderKL(TilingMixin, Model):
+class AsymmetricAutoencoderKL(VariationalAutoencoder):
     """An autoencoder for inpainting (Zhu et al. 2023, "Designing a better asymmetric VQGAN for Stable Diffusion").
 
     The latents are those of `AutoencoderKL`. Given the picture and the mask, the decoder redraws only what is masked.
@@ -81,12 +79,6 @@ class AsymmetricAutoencoderKL(TilingMixin, Model):
     """
 
     derived_config = ("block_out_channels", "force_upcast")
-    _repeated_blocks: ClassVar[list[str]] = ["ResnetBlock2D"]
-    _no_split_modules: ClassVar[list[str] | None] = ["ResnetBlock2D", "Attention"]
-    _keep_in_fp32_modules: ClassVar[list[str] | None] = None
-    _skip_layerwise_casting_patterns: ClassVar[list[str] | tuple[str, ...] | None] = ["norm"]
-    _supports_gradient_checkpointing: ClassVar[bool] = False
-    _entry_points = ("forward", "encode", "decode")
 
     def __init__(
         self,
@@ -134,18 +126,6 @@ class AsymmetricAutoencoderKL(TilingMixin, Model):
         self.register_to_config(block_out_channels=up_block_out_channels, force_upcast=False)
         self._declare_tiles(image_axes(sample_size, self.spatial_compression_ratio, overlap=0.25))
 
-    @property
-    def spatial_compression_ratio(self) -> int:
-        """Pixels to a latent, in height and in width."""
-        return 2 ** (len(self.encoder.down_blocks) - 1)
-
-    def encode(
-        self, x: torch.Tensor, return_dict: bool = True
-    ) -> AutoencoderKLOutput | tuple[DiagonalGaussianDistribution]:
-        """Encode pictures; as `AutoencoderKL.encode`."""
-        posterior = self._posterior(x)
-        return AutoencoderKLOutput(latent_dist=posterior) if return_dict else (posterior,)
-
     def decode(
         self,
         z: torch.Tensor,
@@ -186,13 +166,6 @@ class AsymmetricAutoencoderKL(TilingMixin, Model):
         posterior = self._posterior(sample)
         z = posterior.sample(generator) if sample_posterior else posterior.mode()
         return self.decode(z, image=sample, mask=mask, return_dict=return_dict)
-
-    def _posterior(self, x: torch.Tensor) -> DiagonalGaussianDistribution:
-        check_batch("x", x, self.config.in_channels, self.spatial_compression_ratio)
-        return DiagonalGaussianDistribution(self._in_parts(self._encode, x, decode=False))
-
-    def _encode(self, x: torch.Tensor) -> torch.Tensor:
-        return self.quant_conv(self.encoder(x))
 
     def _decode(self, z: torch.Tensor, *condition: torch.Tensor) -> torch.Tensor:
         return self.decoder(self.post_quant_conv(z), *condition)

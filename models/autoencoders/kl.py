@@ -15,7 +15,47 @@ from .tiling import TilingMixin, image_axes
 from .vae import Decoder, Encoder, check_batch
 
 
-class AutoencoderKL(TilingMixin, Model):
+class VariationalAutoencoder(TilingMixin, Model):
+    """What the autoencoders of pictures that describe a Gaussian have in common: the encoder's side."""
+
+    _repeated_blocks: ClassVar[list[str]] = ["ResnetBlock2D"]
+    _no_split_modules: ClassVar[list[str] | None] = ["ResnetBlock2D", "Attention"]
+    _keep_in_fp32_modules: ClassVar[list[str] | None] = None
+    _skip_layerwise_casting_patterns: ClassVar[list[str] | tuple[str, ...] | None] = ["norm"]
+    _supports_gradient_checkpointing: ClassVar[bool] = False
+    _entry_points = ("forward", "encode", "decode")
+
+    encoder: Encoder
+    quant_conv: nn.Conv2d | None
+
+    @property
+    def spatial_compression_ratio(self) -> int:
+        """Pixels to a latent, in height and in width."""
+        return 2 ** (len(self.encoder.down_blocks) - 1)
+
+    def encode(
+        self, x: torch.Tensor, return_dict: bool = True
+    ) -> AutoencoderKLOutput | tuple[DiagonalGaussianDistribution]:
+        """Encode pictures (B, in_channels, H, W) in [-1, 1] as a Gaussian over latents (B, latent_channels, h, w).
+
+        Sides that `spatial_compression_ratio` does not divide are rounded down.
+
+        Raises:
+            ValueError: if `x` is not a batch of such pictures.
+        """
+        posterior = self._posterior(x)
+        return AutoencoderKLOutput(latent_dist=posterior) if return_dict else (posterior,)
+
+    def _posterior(self, x: torch.Tensor) -> DiagonalGaussianDistribution:
+        check_batch("x", x, self.config.in_channels, self.spatial_compression_ratio)
+        return DiagonalGaussianDistribution(self._in_parts(self._encode, x, decode=False))
+
+    def _encode(self, x: torch.Tensor) -> torch.Tensor:
+        moments = self.encoder(x)
+        return moments if self.quant_conv is None else self.quant_conv(moments)
+
+
+class AutoencoderKL(VariationalAutoencoder):
     """Encodes pictures as a Gaussian over latents, and decodes latents (Rombach et al. 2022, section 3.1).
 
     Latents are neither scaled nor shifted here; pipelines apply `scaling_factor` and `shift_factor`, or `latents_mean`
@@ -41,13 +81,6 @@ class AutoencoderKL(TilingMixin, Model):
     Raises:
         ValueError: if levels, types and groups do not fit together.
     """
-
-    _repeated_blocks: ClassVar[list[str]] = ["ResnetBlock2D"]
-    _no_split_modules: ClassVar[list[str] | None] = ["ResnetBlock2D", "Attention"]
-    _keep_in_fp32_modules: ClassVar[list[str] | None] = None
-    _skip_layerwise_casting_patterns: ClassVar[list[str] | tuple[str, ...] | None] = ["norm"]
-    _supports_gradient_checkpointing: ClassVar[bool] = False
-    _entry_points = ("forward", "encode", "decode")
 
     def __init__(
         self,
@@ -95,24 +128,6 @@ class AutoencoderKL(TilingMixin, Model):
         self.post_quant_conv = nn.Conv2d(latent_channels, latent_channels, 1) if use_post_quant_conv else None
         self._declare_tiles(image_axes(sample_size, self.spatial_compression_ratio, overlap=0.25))
 
-    @property
-    def spatial_compression_ratio(self) -> int:
-        """Pixels to a latent, in height and in width."""
-        return 2 ** (len(self.encoder.down_blocks) - 1)
-
-    def encode(
-        self, x: torch.Tensor, return_dict: bool = True
-    ) -> AutoencoderKLOutput | tuple[DiagonalGaussianDistribution]:
-        """Encode pictures (B, in_channels, H, W) in [-1, 1] as a Gaussian over latents (B, latent_channels, h, w).
-
-        Sides that `spatial_compression_ratio` does not divide are rounded down.
-
-        Raises:
-            ValueError: if `x` is not a batch of such pictures.
-        """
-        posterior = self._posterior(x)
-        return AutoencoderKLOutput(latent_dist=posterior) if return_dict else (posterior,)
-
     def decode(
         self, z: torch.Tensor, return_dict: bool = True, generator: Generators | None = None
     ) -> DecoderOutput | tuple[torch.Tensor]:
@@ -141,14 +156,6 @@ class AutoencoderKL(TilingMixin, Model):
         posterior = self._posterior(sample)
         z = posterior.sample(generator) if sample_posterior else posterior.mode()
         return self.decode(z, return_dict=return_dict)
-
-    def _posterior(self, x: torch.Tensor) -> DiagonalGaussianDistribution:
-        check_batch("x", x, self.config.in_channels, self.spatial_compression_ratio)
-        return DiagonalGaussianDistribution(self._in_parts(self._encode, x, decode=False))
-
-    def _encode(self, x: torch.Tensor) -> torch.Tensor:
-        moments = self.encoder(x)
-        return moments if self.quant_conv is None else self.quant_conv(moments)
 
     def _decode(self, z: torch.Tensor) -> torch.Tensor:
         return self.decoder(z if self.post_quant_conv is None else self.post_quant_conv(z))
