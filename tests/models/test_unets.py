@@ -3,6 +3,7 @@
 import inspect
 import json
 import sys
+from pathlib import Path
 from typing import Any
 
 import diffusers
@@ -527,3 +528,20 @@ def test_freeu_works_in_half_precision_at_any_size() -> None:
     with torch.no_grad():
         sample = model(seeded(1, 4, 9, 7).bfloat16(), 5, seeded(1, 5, 12).bfloat16()).sample
     assert sample.dtype == torch.bfloat16 and sample.isfinite().all()
+
+
+@pytest.mark.parametrize("name", ["UNet2DConditionModel", "UNet2DModel"])
+def test_checkpoints_go_both_ways(name: str, tmp_path: Path) -> None:
+    text = name == "UNet2DConditionModel"
+    theirs, ours = pair(name, {**CROSS, **SIZES} if text else {**PLAIN, **SCORE})
+    inputs = (seeded(2, 4, 8, 8), 7, seeded(2, 5, 12)) if text else (seeded(2, 3, 8, 8), 7)
+    extra = sizes(2) if text else {}
+    theirs.save_pretrained(tmp_path / "theirs", max_shard_size="50KB")
+    ours.save_pretrained(tmp_path / "ours")
+    with torch.no_grad():
+        expected = theirs(*inputs, **extra).sample
+        for made in (
+            globals()[name].from_pretrained(tmp_path / "theirs"),
+            getattr(diffusers, name).from_pretrained(tmp_path / "ours"),
+        ):
+            assert (made(*inputs, **extra).sample - expected).abs().max() <= 1e-5
