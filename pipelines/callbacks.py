@@ -1,7 +1,9 @@
 """Callbacks at the end of a step: checked before the first model call, and their answers too."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
+
+from diffusion_core.config import ConfigMixin
 
 # callback(pipeline, step, timestep, tensors) -> changed tensors, or None for no change
 Callback = Callable[[Any, int, Any, dict[str, Any]], Mapping[str, Any] | None]
@@ -63,3 +65,73 @@ class StepCallback:
         if unknown:
             raise ValueError(f"callback_on_step_end returned {unknown}; it may change {sorted(tensors)}")
         return {**tensors, **changed}
+
+
+class PipelineCallback(ConfigMixin):
+    """Base of callbacks that do something once, at one step of a call.
+
+    A subclass lists the tensors it needs in `tensor_inputs`, and in `callback_fn(pipe, step, timestep, tensors)`
+    compares `step` with `cutoff_step(pipe)` and returns `tensors`.
+
+    Args:
+        cutoff_step_ratio: after which share of the steps, from 0.0 to 1.0; 1.0, which is never, if both are None.
+        cutoff_step_index: at which step, counted from 0, in place of a share.
+
+    Raises:
+        ValueError: if both are given, or one is out of range.
+    """
+
+    config_name = "callback_config.json"
+    tensor_inputs: ClassVar[Sequence[str]] = ()
+
+    def __init__(self, cutoff_step_ratio: float | None = None, cutoff_step_index: int | None = None) -> None:
+        if cutoff_step_ratio is not None and cutoff_step_index is not None:
+            raise ValueError("cutoff_step_ratio and cutoff_step_index say the same thing; pass one of them")
+        if cutoff_step_ratio is not None and not 0 <= cutoff_step_ratio <= 1:
+            raise ValueError(f"cutoff_step_ratio={cutoff_step_ratio} must be from 0.0 to 1.0")
+        if cutoff_step_index is not None and cutoff_step_index < 0:
+            raise ValueError(f"cutoff_step_index={cutoff_step_index} must not be negative")
+
+    def cutoff_step(self, pipe: Any) -> int:
+        """The step of the current call of `pipe` at which to act."""
+        if self.config.cutoff_step_index is not None:
+            return self.config.cutoff_step_index
+        ratio = self.config.cutoff_step_ratio
+        return pipe.num_timesteps if ratio is None else int(pipe.num_timesteps * ratio)
+
+    def callback_fn(self, pipe: Any, step: int, timestep: Any, tensors: dict[str, Any]) -> dict[str, Any]:
+        """What to do after each step; the base changes nothing."""
+        return tensors
+
+    def __call__(self, pipe: Any, step: int, timestep: Any, tensors: dict[str, Any]) -> dict[str, Any]:
+        return self.callback_fn(pipe, step, timestep, tensors)
+
+
+class SDCFGCutoffCallback(PipelineCallback):
+    """Ends guidance in Stable Diffusion after a part of the steps: the rest take half the time."""
+
+    tensor_inputs = ("prompt_embeds",)
+
+    def callback_fn(self, pipe: Any, step: int, timestep: Any, tensors: dict[str, Any]) -> dict[str, Any]:
+        """Drop the negative half of the embeddings and set the guidance scale to zero."""
+        if step == self.cutoff_step(pipe) and pipe.do_classifier_free_guidance:
+            tensors["prompt_embeds"] = tensors["prompt_embeds"].chunk(2)[-1]
+            pipe._guidance_scale = 0.0
+        return tensors
+
+
+class MultiPipelineCallbacks:
+    """Several callback objects as one, called in their order; each sees what those before it changed."""
+
+    def __init__(self, callbacks: Sequence[Any]) -> None:
+        self.callbacks = list(callbacks)
+
+    @property
+    def tensor_inputs(self) -> list[str]:
+        """The tensors that any of them needs."""
+        return list(dict.fromkeys(name for callback in self.callbacks for name in callback.tensor_inputs))
+
+    def __call__(self, pipe: Any, step: int, timestep: Any, tensors: dict[str, Any]) -> dict[str, Any]:
+        for callback in self.callbacks:
+            tensors = {**tensors, **(callback(pipe, step, timestep, tensors) or {})}
+        return tensors

@@ -14,6 +14,7 @@ import diffusion_core
         ("utils.logging", ["INFO", "disable_progress_bar", "enable_progress_bar", "get_logger", "set_verbosity_info"]),
         ("utils.torch_utils", ["randn_tensor"]),
         ("image_processor", ["VaeImageProcessor"]),
+        ("callbacks", ["MultiPipelineCallbacks", "PipelineCallback", "SDCFGCutoffCallback"]),
         ("configuration_utils", ["ConfigMixin", "FrozenDict", "register_to_config"]),
     ],
 )

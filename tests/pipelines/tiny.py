@@ -83,6 +83,11 @@ def scheduler(library: ModuleType, **changes: Any) -> Any:
     return library.DDIMScheduler(**{**config, **changes})
 
 
+def noise(count: int, seed: int = 3) -> torch.Tensor:
+    """Latents for `count` pictures."""
+    return torch.randn(count, 4, SIDE // 4, SIDE // 4, generator=torch.Generator().manual_seed(seed))
+
+
 def components(library: ModuleType, folder: Path, seed: int = 0) -> dict[str, Any]:
     """The components of a tiny Stable Diffusion pipeline, without safety checker and image encoder."""
     return {

@@ -1,0 +1,6 @@
+# pyright: reportMissingImports=false
+"""A familiar import path: callback objects for `callback_on_step_end`."""
+
+from diffusion_core.pipelines.callbacks import MultiPipelineCallbacks, PipelineCallback, SDCFGCutoffCallback
+
+__all__ = ["MultiPipelineCallbacks", "PipelineCallback", "SDCFGCutoffCallback"]
