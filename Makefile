@@ -13,7 +13,7 @@ demo: $(VENV)/.demo
 	$(BIN)/diffusion-core generate "$(PROMPT)" --seed 7 --upscale 4 --output picture.png
 
 test: lint types
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --ignore tests/offload/simulator
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --ignore tests/offload/simulator
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/offload/simulator
 
 test-slow: $(VENV)/.test
@@ -24,7 +24,7 @@ lint: $(VENV)/.test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	rm -rf build/lint && $(BIN)/pip install -q --no-deps --target build/lint .
-	PYTHONPATH=build/lint $(BIN)/lint-imports
+	cd build/lint && $(abspath $(BIN))/lint-imports ../../pyproject.toml
 
 types: $(VENV)/.test
 	$(BIN)/pyright
