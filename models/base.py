@@ -136,15 +136,7 @@ class Model(ConfigMixin, OffloadMixin, nn.Module):
             differences = load_into(model, checkpoint, build, options, str(files.files[0].parent))
         model.register_to_config(_name_or_path=os.fspath(pretrained_model_name_or_path))
         model.eval()
-        if not output_loading_info:
-            return model
-        info = {
-            "missing_keys": differences.missing,
-            "unexpected_keys": differences.unexpected,
-            "mismatched_keys": differences.mismatched,
-            "error_msgs": [],
-        }
-        return model, info
+        return (model, differences.as_loading_info()) if output_loading_info else model
 
     @classmethod
     def _split_arguments(cls, kwargs: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

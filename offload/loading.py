@@ -93,6 +93,15 @@ class Differences:
         default_factory=list[tuple[str, tuple[int, ...], tuple[int, ...]]]
     )
 
+    def as_loading_info(self) -> dict[str, Any]:
+        """The dict that `output_loading_info=True` asks for."""
+        return {
+            "missing_keys": self.missing,
+            "unexpected_keys": self.unexpected,
+            "mismatched_keys": self.mismatched,
+            "error_msgs": [],
+        }
+
     def describe(self) -> str:
         """All of them, a group a line."""
         lines: list[str] = []

@@ -10,8 +10,10 @@ from safetensors.torch import load_file, save_file
 
 from diffusion_core.errors import ConfigError, CorruptFileError, KeyMismatchError, MissingFileError, NumericalError
 from diffusion_core.models import AutoencoderTiny, AutoModel, UNet2DModel
+from diffusion_core.models.base import Model
 from diffusion_core.models.foreign import load_transformers_model
 from diffusion_core.offload.loading import named_tensors
+from tests.support import HUB, needs_shared
 
 transformers.logging.set_verbosity_error()
 transformers.logging.disable_progress_bar()
@@ -181,3 +183,21 @@ def test_auto_model_needs_a_class_and_runs_no_code(pipeline, tmp_path):
         AutoModel.from_pretrained(pipeline)
     with pytest.raises(TypeError, match="from_pretrained"):
         AutoModel()
+
+
+@needs_shared
+def test_every_model_folder_of_the_hub_names_a_class_or_says_which_is_absent():
+    found, absent = set(), set()
+    for path in sorted(HUB.glob("*/*/model_index.json")):
+        for name, entry in json.loads(path.read_text()).items():
+            folder = path.parent / name
+            if not isinstance(entry, list) or not (folder / "config.json").is_file():
+                continue
+            try:
+                loader = AutoModel._find(path.parent, name, {})
+                assert loader.__name__ == entry[1] and issubclass(loader, (Model, transformers.PreTrainedModel))
+                found.add(entry[1])
+            except ConfigError as error:
+                assert str(entry[1]) in str(error)
+                absent.add(entry[1])
+    assert {"UNet2DConditionModel", "AutoencoderKL", "CLIPTextModel", "T5EncoderModel"} <= found
