@@ -65,9 +65,12 @@ class FlowMatchScheduler(Scheduler):
             levels = times / count
         else:
             return None, move(self._even(steps))
-        if times is not None and (times[-1] == 0 or len(times) != len(levels)):
+        if times is not None and sigmas is None and times[-1] == 0:
+            raise ValueError("timesteps ends with 0, where no noise is left to take a step from: leave it out")
+        if times is not None and len(times) != len(levels):
             raise ValueError(
-                f"timesteps has {len(times)} values for {len(levels)} levels: give each step's, all above 0"
+                f"timesteps has {len(times)} values for {len(levels)} sigmas above 0: give one, not both, or as "
+                f"many of each"
             )
         if steps is not None and steps not in (len(levels), len(levels) + (sigmas is not None)):
             raise ValueError(f"num_inference_steps={steps} disagrees with a list of {len(levels)} steps; give one")

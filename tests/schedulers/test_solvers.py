@@ -78,7 +78,7 @@ def knows(name, config):
 
 
 def compare(pair, steps, *, batch=2, seed=0, precise=True, given=None, options=None, skip_last=False):
-    """The worst difference of both trajectories; `precise` has the reference compute its weights in float64, as we do."""
+    """The worst difference of both trajectories; `precise` has the reference weigh in float64, as we do."""
     traces = []
     for scheduler in pair:
         scheduler.set_timesteps(steps, **(given or {}))
