@@ -3,6 +3,6 @@
 `plan.py` says what a placement is, `strategies.py` makes plans, `engine.py` applies and undoes them.
 """
 
-import lazy_loader
+import lazy_loader  # pyright: ignore[reportMissingTypeStubs]
 
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)  # pyright: ignore[reportUnknownVariableType]
