@@ -1,0 +1,240 @@
+"""Functions that make plans: `whole`, `leaves`, `blocks`, `by_map` and `within` a budget.
+
+Each returns a strategy, which is called with a module, or with an `nn.ModuleDict` of the components of a pipeline. It
+may be called again, when the module's structure has changed or the order of its calls has become known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from diffusion_core.errors import PlacementError
+
+from .plan import Group, Plan, Strategy, Transfers, Until
+from .structure import calling_module, find_blocks, find_leaves, is_within, nbytes, tensor_names
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What all groups of a plan have in common, and the plan's own words; see `Group`, `Plan`.
+
+    Attributes:
+        device: where the tensors are used.
+        home: where they are otherwise.
+    """
+
+    device: torch.device
+    home: str | None = "cpu"
+    transfers: Transfers = field(default_factory=Transfers)
+    return_outputs: bool = False
+    exclude_kwargs: tuple[str, ...] = ()
+    name: str = "a placement"
+    remedy: str = "remove_group_offloading(module)"
+
+    def plan(self, groups: Iterable[Group], transfers: Transfers | None = None) -> Plan:
+        """The plan of these groups."""
+        return Plan(
+            groups=tuple(groups),
+            device=self.device,
+            transfers=transfers or self.transfers,
+            return_outputs=self.return_outputs,
+            exclude_kwargs=self.exclude_kwargs,
+            name=self.name,
+            remedy=self.remedy,
+        )
+
+
+def whole(settings: Settings, *, until: Until = Until.NEXT) -> Strategy:
+    """One group for a module, or one for each entry of an `nn.ModuleDict`: model offload."""
+
+    def strategy(module: nn.Module, order: Sequence[str] = ()) -> Plan:
+        roots = [*module] if isinstance(module, nn.ModuleDict) else [""]
+        return settings.plan(partition(module, [[root] for root in roots], settings, until))
+
+    return strategy
+
+
+def leaves(settings: Settings) -> Strategy:
+    """A group for each module that has tensors of its own: sequential and leaf-level offload.
+
+    With streams, so many groups are fetched ahead as make up half of the largest one.
+    """
+
+    def strategy(module: nn.Module, order: Sequence[str] = ()) -> Plan:
+        groups = partition(module, [[name] for name in find_leaves(module)], settings)
+        transfers = settings.transfers
+        if transfers.ahead_bytes is None:
+            largest = max(group_sizes(module, groups).values(), default=0)
+            transfers = replace(transfers, ahead=16, ahead_bytes=largest // 2)
+        return settings.plan(groups, transfers)
+
+    return strategy
+
+
+def blocks(settings: Settings, num_blocks: int = 1) -> Strategy:
+    """A group for each run of `num_blocks` blocks, and for each module beside the blocks: block-level offload.
+
+    Blocks are found in stacks at any depth, see `find_blocks`. Runs follow the definition at first, and the order of
+    the calls once that is known.
+    """
+
+    def strategy(module: nn.Module, order: Sequence[str] = ()) -> Plan:
+        stacked, loose = find_blocks(module)
+        position = {name: index for index, name in reversed(list(enumerate(order)))}
+        if num_blocks > 1 and position:
+            stacked.sort(key=lambda name: position.get(name, len(position)))
+        runs = [stacked[start : start + num_blocks] for start in range(0, len(stacked), num_blocks)]
+        return settings.plan(partition(module, [*runs, *([name] for name in loose)], settings))
+
+    return strategy
+
+
+def by_map(settings: Settings, device_map: Mapping[str, Any]) -> Strategy:
+    """Resident groups where a map says, by names of submodules; what it sends home comes in to be used.
+
+    Args:
+        settings: its `device` is where the rest is used.
+        device_map: from names of submodules or tensors ("" for all else) to a device, or "disk". The longest name
+            counts. Entries with the device "cpu" are at home there, unless `settings.device` is the CPU too.
+    """
+
+    def strategy(module: nn.Module, order: Sequence[str] = ()) -> Plan:
+        resident: dict[torch.device, list[str]] = {}
+        away: dict[str, list[str]] = {}
+        for name in tensor_names(module):
+            entry = max((key for key in device_map if is_within(name, key)), key=len, default=None)
+            if entry is None:
+                raise PlacementError(f'the device map says nothing about {name!r}; add an entry for it, or "" for all')
+            place = device_map[entry]
+            if place == "disk":
+                away.setdefault("disk", []).append(name)
+                continue
+            device = torch.device(place)
+            if device.type == "cpu" and settings.device.type != "cpu":
+                away.setdefault("cpu", []).append(name)
+            else:
+                resident.setdefault(device, []).append(name)
+        groups = [
+            Group(f"on {device}", tuple(names), _callers(module, names), device, until=Until.REMOVED, home=str(device))
+            for device, names in resident.items()
+        ]
+        for home, names in away.items():
+            wanted = set(names)
+            for group in partition(module, [[leaf] for leaf in find_leaves(module)], replace(settings, home=home)):
+                tensors = tuple(name for name in group.tensors if name in wanted)
+                if tensors:
+                    groups.append(replace(group, name=f"{home} {group.name}", tensors=tensors))
+        return settings.plan(groups)
+
+    return strategy
+
+
+def within(settings: Settings, strategy: Strategy, budget: int) -> Strategy:
+    """Another strategy's plan with as many groups resident as fit into `budget` bytes of the device, spread evenly.
+
+    Room for the largest moving group, and for what is fetched ahead, is kept back.
+
+    Raises:
+        PlacementError: when the plan is made, if not even that room is within the budget.
+    """
+
+    def bounded(module: nn.Module, order: Sequence[str] = ()) -> Plan:
+        plan = strategy(module, order)
+        sizes = group_sizes(module, plan.groups)
+        largest = max(sizes.values(), default=0)
+        reserve = 2 * largest if plan.transfers.streams else largest
+        if reserve > budget:
+            raise PlacementError(
+                f"a budget of {budget} bytes is too small: the largest group takes {largest}, and "
+                f"{'twice that, since groups are fetched ahead' if plan.transfers.streams else 'it has to fit'}; "
+                "raise the budget, or choose smaller groups (leaf_level)"
+            )
+        kept = _spread([sizes[group.name] for group in plan.groups], budget - reserve)
+        groups = [
+            replace(group, until=Until.REMOVED) if index in kept else group for index, group in enumerate(plan.groups)
+        ]
+        transfers = plan.transfers
+        if transfers.ahead_bytes is None:
+            transfers = replace(transfers, ahead_bytes=largest)
+        return replace(plan, groups=tuple(groups), transfers=transfers)
+
+    return bounded
+
+
+def _spread(sizes: Sequence[int], room: int) -> set[int]:
+    """Indices of groups that fit into `room` together, as evenly spread over the order as they can be.
+
+    The k-th group stays if the bytes that may stay, in proportion to all bytes up to it, have grown by its size.
+    """
+    total = sum(sizes)
+    if total <= room:
+        return set(range(len(sizes)))
+    chosen: set[int] = set()
+    passed = taken = 0
+    for index, size in enumerate(sizes):
+        passed += size
+        if taken + size <= room * passed / total:
+            chosen.add(index)
+            taken += size
+    # The rest of the room goes to the largest that still fit.
+    for index in sorted(range(len(sizes)), key=lambda index: -sizes[index]):
+        if index not in chosen and taken + sizes[index] <= room:
+            chosen.add(index)
+            taken += sizes[index]
+    return chosen
+
+
+def partition(
+    module: nn.Module, units: Sequence[Sequence[str]], settings: Settings, until: Until = Until.USED
+) -> list[Group]:
+    """A group for each unit that has tensors, and for each other module that has tensors of its own.
+
+    Args:
+        units: each a list of names of submodules; a tensor goes to the unit of the innermost one that it is in.
+    """
+    unit_of = {name: index for index, unit in enumerate(units) for name in unit}
+    tensors: dict[Any, list[str]] = {}
+    callers: dict[Any, dict[str, None]] = {}
+    for first, names in tensor_names(module).items():
+        key = _unit(first, unit_of)
+        key = calling_module(module, first) if key is None else key
+        tensors.setdefault(key, []).append(first)
+        found = callers.setdefault(key, {})
+        for name in names:
+            unit = _unit(name, unit_of)
+            found.update(dict.fromkeys([calling_module(module, name)] if unit is None else units[unit]))
+    return [
+        Group(
+            name=(units[key][0] if isinstance(key, int) else f"{key}.*" if key else "*") or "all",
+            tensors=tuple(tensors[key]),
+            modules=tuple(callers[key]),
+            device=settings.device,
+            until=until,
+            home=settings.home,
+        )
+        for key in tensors
+    ]
+
+
+def _unit(name: str, unit_of: Mapping[str, int]) -> int | None:
+    while name:
+        name = name.rpartition(".")[0]
+        if name in unit_of:
+            return unit_of[name]
+    return unit_of.get("")
+
+
+def _callers(module: nn.Module, names: Iterable[str]) -> tuple[str, ...]:
+    every = tensor_names(module)
+    return tuple(dict.fromkeys(calling_module(module, alias) for name in names for alias in every[name]))
+
+
+def group_sizes(module: nn.Module, groups: Iterable[Group]) -> dict[str, int]:
+    """Bytes of each group by its name."""
+    sizes = nbytes(module)
+    return {group.name: sum(sizes[name] for name in group.tensors) for group in groups}
