@@ -16,7 +16,7 @@ from ...models.unets.unet_2d_condition import UNet2DConditionModel
 from ...schedulers.base import Scheduler
 from ..base import Pipeline
 from ..guidance import guidance_embedding, guide
-from ..latents import decode_latents
+from ..latents import check_size, decode_latents
 from ..loop import Steps, check_count, check_scale, step_options, walk
 from ..text import (
     as_prompts,
@@ -163,6 +163,15 @@ class StableDiffusionBase(Pipeline):
         size = self.unet.config.sample_size
         height, width = (size, size) if isinstance(size, int) else size
         return height * self.vae_scale_factor, width * self.vae_scale_factor
+
+    def _size(self, height: int | None, width: int | None, latents: torch.Tensor | None = None) -> tuple[int, int]:
+        """Height and width in pixels, checked; what is not given follows `latents`, then the UNet."""
+        default_height, default_width = self._default_size()
+        if isinstance(latents, torch.Tensor) and latents.ndim == 4:
+            default_height, default_width = (side * self.vae_scale_factor for side in latents.shape[-2:])
+        height, width = default_height if height is None else height, default_width if width is None else width
+        check_size(height, width, self.vae_scale_factor)
+        return height, width
 
     # ---- check ----
 

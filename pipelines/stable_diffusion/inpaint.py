@@ -1,7 +1,6 @@
 """`StableDiffusionInpaintPipeline`: repaint the masked part of a picture after a prompt."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -11,33 +10,11 @@ from diffusion_core.randomness import Generators, randn_tensor
 
 from ...models.autoencoders.asymmetric import AsymmetricAutoencoderKL
 from ..callbacks import Callback
-from ..latents import check_latents, check_size, encode_image, spread
+from ..latents import check_latents, encode_image, spread
 from ..loop import Steps, plan_steps
 from .base import Prompts, StableDiffusionBase, Tensors
+from .canvas import Canvas, check_crop, make_canvas
 from .output import StableDiffusionPipelineOutput
-
-Box = tuple[int, int, int, int]
-
-
-@dataclass(frozen=True)
-class Canvas:
-    """What is to be painted on, at the size that the pipeline works in.
-
-    Attributes:
-        pixels: pictures (M, C, H, W) from -1 to 1, or latents at the denoiser's scale.
-        mask: (K, 1, H, W), 1 where something is to be painted.
-        crop: the part of the picture that was enlarged, if one was.
-        count: how many prompts there are.
-        batch: how many pictures are drawn.
-        size: height and width of the latents.
-    """
-
-    pixels: torch.Tensor
-    mask: torch.Tensor
-    crop: Box | None
-    count: int
-    batch: int
-    size: tuple[int, int]
 
 
 class StableDiffusionInpaintPipeline(StableDiffusionBase):
@@ -131,8 +108,10 @@ class StableDiffusionInpaintPipeline(StableDiffusionBase):
         batch = self._check(prompts, guidance_scale, output_type, generator)
         sees_mask = self._sees_mask()
         if padding_mask_crop is not None:
-            _check_crop(padding_mask_crop, image, mask_image, output_type)
-        canvas = self._canvas(image, mask_image, height, width, padding_mask_crop, prompts.count(), batch)
+            check_crop(padding_mask_crop, image, mask_image, output_type)
+        height, width = self._size(height, width)
+        processors = (self.image_processor, self.mask_processor)
+        canvas = make_canvas(processors, image, mask_image, height, width, padding_mask_crop, prompts.count(), batch)
         self._check_latents(canvas, latents, masked_image_latents, sees_mask)
         state = {"guidance_scale": guidance_scale, "guidance_rescale": 0.0, "clip_skip": clip_skip}
         with self.run(**state, num_timesteps=0) as run:
@@ -178,32 +157,6 @@ class StableDiffusionInpaintPipeline(StableDiffusionBase):
             )
         return channels != latent
 
-    def _canvas(
-        self,
-        image: Any,
-        mask_image: Any,
-        height: int | None,
-        width: int | None,
-        padding: int | None,
-        count: int,
-        batch: int,
-    ) -> Canvas:
-        """Picture and mask at the size to work in, checked to go with `count` prompts."""
-        for name, value in (("image", image), ("mask_image", mask_image)):
-            if value is None:
-                raise ValueError(f"{name} is missing: inpainting needs image and mask_image")
-        default_height, default_width = self._default_size()
-        height, width = default_height if height is None else height, default_width if width is None else width
-        check_size(height, width, self.vae_scale_factor)
-        crop = None if padding is None else self.mask_processor.get_crop_region(mask_image, width, height, padding)
-        shape = {"resize_mode": "default" if crop is None else "fill", "crops_coords": crop}
-        pixels = self.image_processor.preprocess(image, height, width, **shape).float()
-        mask = self.mask_processor.preprocess(mask_image, height, width, **shape).float()
-        spread(pixels, count, batch, "image")
-        spread(mask, count, batch, "mask_image")
-        size = (height // self.vae_scale_factor, width // self.vae_scale_factor)
-        return Canvas(pixels, mask, crop, count, batch, size)
-
     def _check_latents(
         self,
         canvas: Canvas,
@@ -216,7 +169,7 @@ class StableDiffusionInpaintPipeline(StableDiffusionBase):
         if latents is not None:
             check_latents(latents, (canvas.batch, *shape))
         if masked_image_latents is not None:
-            spread(masked_image_latents, canvas.count, canvas.batch, "masked_image_latents")
+            canvas.for_each(masked_image_latents, "masked_image_latents")
             check_latents(masked_image_latents, (len(masked_image_latents), *shape), "masked_image_latents")
         if canvas.pixels.shape[1] != self.latent_channels:
             self._check_present("vae", remedy="pass latents as image, and masked_image_latents")
@@ -230,7 +183,7 @@ class StableDiffusionInpaintPipeline(StableDiffusionBase):
         pixels = canvas.pixels
         if pixels.shape[1] != self.latent_channels:
             pixels = self._encoded(pixels, canvas, generator)
-        return spread(pixels, canvas.count, canvas.batch, "image").to(self._execution_device, self.unet.dtype)
+        return canvas.for_each(pixels, "image").to(self._execution_device, self.unet.dtype)
 
     def _mask_tensors(
         self, canvas: Canvas, masked_image_latents: torch.Tensor | None, generator: Generators | None
@@ -246,14 +199,14 @@ class StableDiffusionInpaintPipeline(StableDiffusionBase):
         tensors = {"mask": mask, "masked_image_latents": surroundings}
         placed = {"device": self._execution_device, "dtype": self.unet.dtype}
         return {
-            name: None if value is None else spread(value, canvas.count, canvas.batch, name).to(**placed)
+            name: None if value is None else canvas.for_each(value, name).to(**placed)
             for name, value in tensors.items()
         }
 
     def _encoded(self, pixels: torch.Tensor, canvas: Canvas, generator: Generators | None) -> torch.Tensor:
         """The latents of pictures; with a generator for each one that is drawn, also one picture for each."""
         if isinstance(generator, list):
-            pixels = spread(pixels, canvas.count, canvas.batch, "image")
+            pixels = canvas.for_each(pixels, "image")
         return encode_image(self.vae, pixels.to(self._execution_device), generator=generator)
 
     def _conditions(self, canvas: Canvas) -> Tensors:
@@ -262,22 +215,7 @@ class StableDiffusionInpaintPipeline(StableDiffusionBase):
             return {}
         tensors = {"image": canvas.pixels, "mask": canvas.mask}
         device = self._execution_device
-        return {name: spread(value, canvas.count, canvas.batch, name).to(device) for name, value in tensors.items()}
-
-
-def _check_crop(padding: Any, image: Any, mask_image: Any, output_type: str | None) -> None:
-    """Refuse what cannot be cropped and put back."""
-    import PIL.Image
-
-    if not isinstance(padding, int) or padding < 0:
-        raise ValueError(f"padding_mask_crop={padding!r} must be a number of pixels, 0 or more")
-    for name, value in (("image", image), ("mask_image", mask_image)):
-        if not isinstance(value, PIL.Image.Image):
-            raise ValueError(f"padding_mask_crop needs one PIL image as {name}, not {type(value).__name__}")
-    if image.size != mask_image.size:
-        raise ValueError(f"image {image.size} and mask_image {mask_image.size} differ in size: resize one of them")
-    if output_type != "pil":
-        raise ValueError(f"padding_mask_crop gives PIL images: pass output_type='pil', not {output_type!r}")
+        return {name: canvas.for_each(value, name).to(device) for name, value in tensors.items()}
 
 
 def _mask_channels(tensors: Tensors) -> list[torch.Tensor]:

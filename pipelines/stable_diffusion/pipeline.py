@@ -8,7 +8,7 @@ import torch
 from diffusion_core.randomness import Generators
 
 from ..callbacks import Callback
-from ..latents import check_latents, check_size, start_latents
+from ..latents import check_latents, start_latents
 from ..loop import plan_steps
 from .base import Prompts, StableDiffusionBase
 from .output import StableDiffusionPipelineOutput
@@ -107,13 +107,9 @@ class StableDiffusionPipeline(StableDiffusionBase):
     def _latent_shape(
         self, batch: int, height: int | None, width: int | None, latents: torch.Tensor | None
     ) -> tuple[int, int, int, int]:
-        """The shape of the latents for a picture size; sizes that are not given follow `latents`, then the UNet."""
+        """The shape of the latents for a picture size, which `latents` must have if they are given."""
+        height, width = self._size(height, width, latents)
         factor = self.vae_scale_factor
-        default_height, default_width = self._default_size()
-        if isinstance(latents, torch.Tensor) and latents.ndim == 4:
-            default_height, default_width = latents.shape[-2] * factor, latents.shape[-1] * factor
-        height, width = default_height if height is None else height, default_width if width is None else width
-        check_size(height, width, factor)
         shape = (batch, self.latent_channels, height // factor, width // factor)
         if latents is not None:
             check_latents(latents, shape)
