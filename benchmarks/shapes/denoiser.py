@@ -23,7 +23,7 @@ from .parts import TOKENS, load_tokenizer, make_scheduler, make_text_encoder, ma
 from .scenes import caption, pixels, sample_scene
 from .training import Average, Clock, load_state, save_state
 
-PEAK_RATE, WARMUP, BATCH, SCENES, DROPPED = 8e-4, 200, 64, 80_000, 0.1
+PEAK_RATE, WARMUP, BATCH, SCENES, DROPPED = 8e-4, 200, 64, 60_000, 0.1
 
 
 def main() -> None:
@@ -38,6 +38,7 @@ def main() -> None:
 def load_autoencoder(work: Path) -> AutoencoderKL:
     model = AutoencoderKL(**CONFIG).to(memory_format=torch.channels_last)
     load_state(work / "autoencoder.pt", model=model)
+    load_state(work / "decoder.pt", model=torch.nn.ModuleList([model.post_quant_conv, model.decoder]))
     return model.eval().requires_grad_(False)
 
 
