@@ -408,8 +408,9 @@ class VPScheduler(Scheduler):
 
     def get_velocity(self, sample: torch.Tensor, noise: torch.Tensor, timesteps: torch.Tensor) -> torch.Tensor:
         """``v = alpha eps - sigma x_0``, what a v-prediction model learns (arXiv 2202.00512, appendix D)."""
-        signal, spread = self._columns(timesteps, sample)
-        return signal * noise - spread * sample
+        shape = (-1,) + (1,) * (sample.ndim - 1)
+        signal, spread = VPScheduler._noise_levels(self, timesteps.reshape(-1))
+        return signal.to(sample).reshape(shape) * noise - spread.to(sample).reshape(shape) * sample
 
 
 class VEScheduler(VPScheduler):
