@@ -37,8 +37,10 @@ from .schedulers.base import Scheduler as Scheduler
 from .schedulers.base import SchedulerMixin as SchedulerMixin
 from .schedulers.base import SchedulerOutput as SchedulerOutput
 from .schedulers.ddim import DDIMScheduler as DDIMScheduler
+from .schedulers.ddim_cogvideox import CogVideoXDDIMScheduler as CogVideoXDDIMScheduler
 from .schedulers.ddpm import DDPMScheduler as DDPMScheduler
 from .schedulers.deis_multistep import DEISMultistepScheduler as DEISMultistepScheduler
+from .schedulers.dpm_cogvideox import CogVideoXDPMScheduler as CogVideoXDPMScheduler
 from .schedulers.dpmsolver_multistep import DPMSolverMultistepScheduler as DPMSolverMultistepScheduler
 from .schedulers.dpmsolver_sde import DPMSolverSDEScheduler as DPMSolverSDEScheduler
 from .schedulers.dpmsolver_singlestep import DPMSolverSinglestepScheduler as DPMSolverSinglestepScheduler
