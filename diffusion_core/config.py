@@ -116,7 +116,8 @@ class ConfigMixin:
             return_unused_kwargs: also return what `kwargs` holds beyond the arguments, instead of a warning.
 
         Raises:
-            ConfigError: if `config` is not a mapping, or an argument that has no default is missing.
+            ConfigError: if `config` is not a mapping, an argument without default is missing, or values are of kinds
+                that the class cannot use.
         """
         if not isinstance(config, Mapping):
             remedy = " Load a file first with `load_config`." if isinstance(config, str | os.PathLike) else ""
@@ -133,7 +134,10 @@ class ConfigMixin:
         missing = [key for key, default in known.items() if default is inspect.Parameter.empty and key not in arguments]
         if missing:
             raise ConfigError(f"the config for {cls.__name__} lacks {missing}, which have no default")
-        made = cls(**arguments)
+        try:
+            made = cls(**arguments)
+        except (TypeError, ArithmeticError, LookupError, AttributeError) as error:
+            raise ConfigError(f"the config makes no {cls.__name__}: {error}") from error
         carried = {key: value for key, value in values.items() if key not in known}
         made.register_to_config(**carried)
         if return_unused_kwargs:

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from diffusion_core.errors import KeyMismatchError, NumericalError, PlacementError
+from diffusion_core.errors import ConfigError, KeyMismatchError, NumericalError, PlacementError
 from diffusion_core.logging import get_logger
 from diffusion_core.progress import progress_bar
 
@@ -55,7 +55,20 @@ def build_without_weights(build: Callable[[], _Module]) -> _Module:
                 return build()
         except (NotImplementedError, RuntimeError) as error:
             logger.debug("the constructor needs real weights (%s); building with them", error)
+            return build_with_weights(build)
+
+
+def build_with_weights(build: Callable[[], _Module]) -> _Module:
+    """What `build` makes, with initial values.
+
+    Raises:
+        ConfigError: if torch cannot make tensors of the sizes that the config asks for.
+    """
+    with BUILDING:
+        try:
             return build()
+        except (RuntimeError, MemoryError) as error:
+            raise ConfigError(f"the config makes no model: {str(error).splitlines()[0]}") from error
 
 
 @dataclass
@@ -294,7 +307,11 @@ def _fill(module: nn.Module, absent: set[str], build: Callable[[], nn.Module], o
     """Give initial values to what the checkpoint did not hold, and bring buffers that no checkpoint holds along."""
     tensors = named_tensors(module)
     lost = absent | {name for name, tensor in tensors.items() if tensor.is_meta}
-    fresh = {name: tensor.detach() for name, tensor in named_tensors(build()).items() if name in lost} if lost else {}
+    fresh = (
+        {name: tensor.detach() for name, tensor in named_tensors(build_with_weights(build)).items() if name in lost}
+        if lost
+        else {}
+    )
     done: dict[int, str] = {}
     for name, tensor in tensors.items():
         first = done.setdefault(id(tensor), name)

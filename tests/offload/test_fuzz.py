@@ -26,7 +26,7 @@ NAME = "diffusion_pytorch_model"
 SINGLE = f"{NAME}.safetensors"
 INDEX = f"{SINGLE}.index.json"
 # What the library raises on purpose; anything else that comes out is a bug.
-OURS = (DiffusionCoreError, ValueError, TypeError)
+OURS = (DiffusionCoreError, ValueError)
 ODD_VALUES = [
     None, True, False, 0, -1, 1, 2**31, 2**63, 2**64, -(2**63), 1.5, 1e308, float("nan"), float("inf"),
     "", "x", "..", "../x", "/etc/passwd", "\0", "\ud800", "a" * 300, "F32", "BOOL", "config.json", SINGLE,
@@ -39,8 +39,6 @@ class Small(Model):
 
     def __init__(self, width: int = 3, label: str = "", widths: tuple[int, ...] = (1, 2)) -> None:
         super().__init__()
-        if not isinstance(width, int) or not 0 < width < 64:
-            raise ValueError(f"width={width!r} must be between 1 and 63")
         self.first = nn.Linear(width, width)
         self.second = nn.Linear(width, 2, bias=False)
         self.register_buffer("table", torch.arange(4.0), persistent=False)
@@ -236,6 +234,7 @@ def test_spoiled_files_never_give_a_half_made_model(monkeypatch):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3600)
 def test_a_hundred_thousand_spoiled_files(monkeypatch):
     outcomes = fuzz(100_000, 1, monkeypatch)
     print(f"{outcomes.total()} spoiled checkpoints: {outcomes['error']} clear errors, {outcomes['load']} whole loads")
