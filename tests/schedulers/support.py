@@ -14,6 +14,8 @@ CLASSES = {
     and issubclass(value, package.Scheduler)
     and value is not package.Scheduler
     and "step" in vars(value)
+    # CogVideoX's DPM solver is handed the step before, and has tests of its own
+    and "old_pred_original_sample" not in inspect.signature(value.step).parameters
 }
 SHAPE = (3, 4, 4)
 
