@@ -1,7 +1,7 @@
 """Sharpen the decoder of the embedded model: `python -m benchmarks.shapes.decoder --work DIR`.
 
-The encoder stays as it is, so the denoiser can be trained meanwhile. The loss weighs edges more than plain areas, and the
-latents get a little noise, as they have after denoising. Stopped at any time, it goes on from `DIR/decoder.pt`.
+The encoder stays as it is, so the denoiser can be trained meanwhile. The loss weighs edges more than plain areas, and
+the latents get a little noise, as they have after denoising. Stopped at any time, it goes on from `DIR/decoder.pt`.
 """
 
 import argparse
