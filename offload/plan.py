@@ -85,6 +85,8 @@ class Plan:
         transfers: how groups travel.
         return_outputs: whether the outermost call gives its results on the device that its inputs came from.
         exclude_kwargs: names of keyword arguments that are passed on without moving them.
+        returns: names of modules whose calls give their results on the device that their inputs came from, inside of
+            other calls too: so the code around them meets tensors of one device only.
         name: of the mode, for messages.
         remedy: the call that takes the plan back, for messages.
     """
@@ -94,6 +96,7 @@ class Plan:
     transfers: Transfers = field(default_factory=Transfers)
     return_outputs: bool = False
     exclude_kwargs: tuple[str, ...] = ()
+    returns: tuple[str, ...] = ()
     name: str = "a placement"
     remedy: str = "remove_group_offloading(module)"
 

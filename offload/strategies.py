@@ -97,6 +97,8 @@ def blocks(settings: Settings, num_blocks: int = 1) -> Strategy:
 def by_map(settings: Settings, device_map: Mapping[str, Any]) -> Strategy:
     """Resident groups where a map says, by names of submodules; what it sends home comes in to be used.
 
+    Where the map changes the device, the inputs of the inner module move there, and its results move back.
+
     Args:
         settings: its `device` is where the rest is used.
         device_map: from names of submodules or tensors ("" for all else) to a device, or "disk". The longest name
@@ -104,34 +106,94 @@ def by_map(settings: Settings, device_map: Mapping[str, Any]) -> Strategy:
     """
 
     def strategy(module: nn.Module, order: Sequence[str] = ()) -> Plan:
+        places = _places(module, device_map, settings.device)
         resident: dict[torch.device, list[str]] = {}
-        away: dict[str, list[str]] = {}
-        for name in tensor_names(module):
-            entry = max((key for key in device_map if is_within(name, key)), key=len, default=None)
-            if entry is None:
-                raise PlacementError(f'the device map says nothing about {name!r}; add an entry for it, or "" for all')
-            place = device_map[entry]
-            if place == "disk":
-                away.setdefault("disk", []).append(name)
-                continue
-            device = torch.device(place)
-            if device.type == "cpu" and settings.device.type != "cpu":
-                away.setdefault("cpu", []).append(name)
-            else:
-                resident.setdefault(device, []).append(name)
-        groups = [
-            Group(f"on {device}", tuple(names), _callers(module, names), device, until=Until.REMOVED, home=str(device))
-            for device, names in resident.items()
-        ]
-        for home, names in away.items():
-            wanted = set(names)
-            for group in partition(module, [[leaf] for leaf in find_leaves(module)], replace(settings, home=home)):
-                tensors = tuple(name for name in group.tensors if name in wanted)
+        for name, place in places.items():
+            if isinstance(place, torch.device):
+                resident.setdefault(place, []).append(name)
+        entries = _device_changes(module, places, device_map, settings.device)
+        groups: list[Group] = []
+        for device, names in resident.items():
+            inner = [name for name, target in entries.items() if target == device]
+            callers = tuple(dict.fromkeys([*_callers(module, names), *inner]))
+            groups.append(Group(f"on {device}", tuple(names), callers, device, Until.REMOVED, home=str(device)))
+        leaf_units = [[leaf] for leaf in find_leaves(module)]
+        for home in dict.fromkeys(place for place in places.values() if isinstance(place, str)):
+            for group in partition(module, leaf_units, replace(settings, home=home)):
+                tensors = tuple(name for name in group.tensors if places[name] == home)
                 if tensors:
                     groups.append(replace(group, name=f"{home} {group.name}", tensors=tensors))
-        return settings.plan(groups)
+        return replace(settings.plan(groups), returns=tuple(entries))
 
     return strategy
+
+
+def _entry(name: str, device_map: Mapping[str, Any]) -> str | None:
+    """The longest name of a map that a dotted name lies within."""
+    return max((key for key in device_map if is_within(name, key)), key=len, default=None)
+
+
+def _entry_place(name: str, device_map: Mapping[str, Any], device: torch.device) -> torch.device | str:
+    """The device that a tensor is resident on, or the name of its home."""
+    entry = _entry(name, device_map)
+    if entry is None:
+        raise PlacementError(f'the device map says nothing about {name!r}; add an entry for it, or "" for all')
+    place = device_map[entry]
+    if place == "disk":
+        return "disk"
+    found = torch.device(place)
+    return "cpu" if found.type == "cpu" and device.type != "cpu" else found
+
+
+def _places(module: nn.Module, device_map: Mapping[str, Any], device: torch.device) -> dict[str, torch.device | str]:
+    """The place of each tensor. What a module has beside a tied tensor goes where that is."""
+    every = tensor_names(module)
+    places = {name: _entry_place(name, device_map, device) for name in every}
+    with_tied = {
+        calling_module(module, alias): first for first, names in every.items() if len(names) > 1 for alias in names[1:]
+    }
+    for first, names in every.items():
+        tied = with_tied.get(calling_module(module, first))
+        if tied is not None and len(names) == 1:
+            places[first] = places[tied]
+    return places
+
+
+def _device_changes(
+    module: nn.Module,
+    places: Mapping[str, torch.device | str],
+    device_map: Mapping[str, Any],
+    device: torch.device,
+) -> dict[str, torch.device]:
+    """The modules that run on another device than the module that calls them, and that device.
+
+    A module runs where its own tensors are; one without, where the map puts it, or where its caller runs.
+    """
+    own: dict[str, set[torch.device]] = {}
+    for first, names in tensor_names(module).items():
+        place = places[first]
+        for name in names:
+            own.setdefault(calling_module(module, name), set()).add(device if isinstance(place, str) else place)
+    runs_on: dict[str, torch.device] = {"": device}
+    changes: dict[str, torch.device] = {}
+    for name, _ in module.named_modules():
+        if calling_module(module, f"{name}.x") != name:
+            continue
+        caller = calling_module(module, name) if name else ""
+        here = own.get(name, set())
+        if len(here) > 1:
+            raise PlacementError(f"{name or 'the module'} holds tensors itself, on {here}; put them on one device")
+        entry = _entry(name, device_map)
+        if here:
+            runs_on[name] = next(iter(here))
+        elif entry is not None:
+            place = _entry_place(name, device_map, device)
+            runs_on[name] = device if isinstance(place, str) else place
+        else:
+            runs_on[name] = runs_on[caller]
+        if runs_on[name] != (runs_on[caller] if name else device):
+            changes[name] = runs_on[name]
+    return changes
 
 
 def within(settings: Settings, strategy: Strategy, budget: int) -> Strategy:
