@@ -54,7 +54,8 @@ def test_strength_takes_the_last_steps(name: str, strength: float) -> None:
     part = plan_steps(scheduler, 8, "cpu", strength=strength)
     assert part.count == 8 * strength
     assert torch.equal(part.timesteps, whole.timesteps[(8 - part.count) * scheduler.order :])
-    assert part.scheduler is not scheduler and scheduler.num_inference_steps is None
+    # The pipeline's own scheduler stays as it was made.
+    assert torch.equal(scheduler.timesteps, sd.scheduler(diffusion_core, name).timesteps)
 
 
 def test_step_options_are_what_the_scheduler_takes(caplog: pytest.LogCaptureFixture) -> None:
@@ -82,7 +83,7 @@ def test_an_encoder_that_overflows_draws_the_same_numbers_in_float32() -> None:
     vae = sd.tiny.vae(diffusion_core)
     pixels = torch.rand(1, 3, 16, 16, generator=seeded()) * 2 - 1
     with torch.no_grad():
-        vae.encoder.conv_in.weight.mul_(1e6)  # the norms behind it make up for it in float32
+        vae.encoder.conv_in.weight.mul_(3e5)  # the norms behind it make up for it in float32
         expected = encode_image(vae.half().float(), pixels, generator=seeded(1))
         vae.half()
         assert torch.allclose(encode_image(vae, pixels, generator=seeded(1)).float(), expected, atol=1e-4)
