@@ -58,7 +58,7 @@ class Transfers:
         streams: copy on a stream of its own, while the groups before compute.
         record_stream: let the allocator keep memory until its last use, in place of waiting for it on that stream.
         non_blocking: let the host go on during copies from pinned memory; streams always do.
-        ahead: how many calls ahead groups are fetched, at most; with streams only.
+        ahead: how many groups are fetched ahead at most; with streams only.
         ahead_bytes: how large these may be together, beyond the first; None is no bound.
         pin_homes: keep the homes in pinned memory, where they fit, rather than pass them through a few pinned buffers.
         pinned_budget: bytes of pinned memory at most, as the allocator counts; None leaves it to the machine.
@@ -68,7 +68,7 @@ class Transfers:
     streams: bool = False
     record_stream: bool = False
     non_blocking: bool = False
-    ahead: int = 1
+    ahead: int = 16
     ahead_bytes: int | None = None
     pin_homes: bool = False
     pinned_budget: int | None = None

@@ -67,11 +67,7 @@ def leaves(settings: Settings) -> Strategy:
 
     def strategy(module: nn.Module, order: Sequence[str] = ()) -> Plan:
         groups = partition(module, [[name] for name in find_leaves(module)], settings)
-        transfers = settings.transfers
-        if transfers.ahead_bytes is None:
-            largest = max(group_sizes(module, groups).values(), default=0)
-            transfers = replace(transfers, ahead=16, ahead_bytes=largest // 2)
-        return settings.plan(groups, transfers)
+        return settings.plan(groups, _looking_ahead(module, groups, settings.transfers, 0.5))
 
     return strategy
 
@@ -80,7 +76,7 @@ def blocks(settings: Settings, num_blocks: int = 1) -> Strategy:
     """A group for each run of `num_blocks` blocks, and for each module beside the blocks: block-level offload.
 
     Blocks are found in stacks at any depth, see `find_blocks`. Runs follow the definition at first, and the order of
-    the calls once that is known.
+    the calls once that is known. With streams, so many groups are fetched ahead as make up the largest one.
     """
 
     def strategy(module: nn.Module, order: Sequence[str] = ()) -> Plan:
@@ -89,9 +85,18 @@ def blocks(settings: Settings, num_blocks: int = 1) -> Strategy:
         if num_blocks > 1 and position:
             stacked.sort(key=lambda name: position.get(name, len(position)))
         runs = [stacked[start : start + num_blocks] for start in range(0, len(stacked), num_blocks)]
-        return settings.plan(partition(module, [*runs, *([name] for name in loose)], settings))
+        groups = partition(module, [*runs, *([name] for name in loose)], settings)
+        return settings.plan(groups, _looking_ahead(module, groups, settings.transfers, 1.0))
 
     return strategy
+
+
+def _looking_ahead(module: nn.Module, groups: Sequence[Group], transfers: Transfers, share: float) -> Transfers:
+    """With a bound on the bytes that are fetched ahead, unless there is one: a share of the largest group."""
+    if transfers.ahead_bytes is not None:
+        return transfers
+    largest = max(group_sizes(module, groups).values(), default=0)
+    return replace(transfers, ahead_bytes=int(largest * share))
 
 
 def by_map(settings: Settings, device_map: Mapping[str, Any]) -> Strategy:

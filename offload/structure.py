@@ -8,6 +8,9 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from diffusion_core.errors import PlacementError
 
 _NOT_CALLED = (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
 _LISTS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
@@ -47,6 +50,31 @@ def calling_module(module: nn.Module, tensor: str) -> str:
 def is_within(name: str, path: str) -> bool:
     """Whether a dotted name is a path, or lies below it."""
     return not path or name == path or name.startswith(f"{path}.")
+
+
+def check_movable(module: nn.Module) -> None:
+    """Refuse tensors that cannot be moved by their data.
+
+    Raises:
+        PlacementError: a tensor has no values, or has others inside, as quantised weights do.
+    """
+    for name, tensor in named_tensors(module):
+        if tensor.is_meta:
+            raise PlacementError(f"{name!r} is on the meta device and has no values; load the weights first")
+        if is_traceable_wrapper_subclass(tensor.data):
+            kind = type(tensor.data).__name__
+            raise PlacementError(f"{name!r} is a {kind}, which cannot be moved by its data; keep it on one device")
+
+
+def fingerprint(modules: Iterable[nn.Module]) -> list[Any]:
+    """What a plan rests on: the parts of modules and which tensors each has. New values change nothing."""
+    found: list[Any] = []
+    for module in modules:
+        for part in module.modules():
+            found.append(id(part))
+            found += [name for name, tensor in part._parameters.items() if tensor is not None]
+            found += [name for name, tensor in part._buffers.items() if tensor is not None]
+    return found
 
 
 def find_leaves(module: nn.Module) -> list[str]:
