@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -28,7 +28,7 @@ from .homes import Homes
 from .order import END, Order
 from .plan import Plan, Strategy, Until
 from .send import first_device, send
-from .structure import check_movable, fingerprint, named_tensors, nbytes, tensor_names
+from .structure import check_movable, fingerprint, named_tensors, nbytes, submodules, tensor_names
 from .transfer import StreamTransfer, Transfer, has_streams
 
 logger = get_logger(__name__)
@@ -131,7 +131,7 @@ class Placement:
     def device_of(self, module: nn.Module) -> torch.device:
         """Where one of the modules, or a part of it, computes."""
         root = self._as_module()
-        name = next((name for name, part in root.named_modules() if part is module), "")
+        name = next((name for name, part in submodules(root) if part is module), "")
         for group in self.plan.groups:
             if name in group.modules:
                 return group.device
@@ -197,7 +197,7 @@ class Placement:
     def _bind(self, plan: Plan) -> None:
         root = self._as_module()
         places = self._places()
-        plan.check(places, (name for name, _ in root.named_modules()))
+        plan.check(places, (name for name, _ in submodules(root)))
         self.plan = plan
         self._settle(places)
         sizes = nbytes(root)
@@ -230,7 +230,7 @@ class Placement:
     def _install(self, root: nn.Module, by_module: Mapping[str, list[LiveGroup]]) -> None:
         self._groups_of, self._numbers = [], {}
         self._generation += 1
-        for name, module in root.named_modules():
+        for name, module in submodules(root):
             _owners[module] = weakref.ref(self)
             groups = by_module.get(name, [])
             if name not in self._roots and not groups:
@@ -268,7 +268,7 @@ class Placement:
         """The structure or the known order of calls has changed: make the plan anew."""
         root = self._as_module()
         plan = self.plan if self._strategy is None else self._strategy(root, [*self._seen])
-        plan.check(tensor_names(root), (name for name, _ in root.named_modules()))
+        plan.check(tensor_names(root), (name for name, _ in submodules(root)))
         self._unbind()
         self._bind(plan)
 
@@ -504,7 +504,7 @@ def apply_plan(modules: Modules, plan: Plan | Strategy, *, lane: Lane | None = N
     root = as_module(named)
     check_movable(root)
     made = plan if isinstance(plan, Plan) else plan(root, ())
-    made.check(tensor_names(root), (name for name, _ in root.named_modules()))
+    made.check(tensor_names(root), (name for name, _ in submodules(root)))
     before = _replaced(named)
     lanes = [placement._lane for placement, _ in before if any(g.until is Until.NEXT for g in placement.plan.groups)]
     for placement, names in before:
@@ -547,7 +547,7 @@ def free(module: nn.Module) -> None:
 
 
 @contextmanager
-def at_home(module: nn.Module) -> Iterator[nn.Module]:
+def at_home(module: nn.Module) -> Generator[nn.Module]:
     """Context: the module's tensors are the masters, so that edits of any kind stay; for adapters and merges."""
     with contextlib.ExitStack() as stack:
         for placement in _placements(module):

@@ -61,7 +61,7 @@ class Override:
             return self.before
         module = self.module
         if self._attribute == _CALL_ATTRIBUTE:
-            return module._call_impl
+            return cast("Any", module)._call_impl
         return getattr(type(module), self._attribute).__get__(module)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

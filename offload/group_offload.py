@@ -14,7 +14,7 @@ from .device_map import find_device
 from .engine import Placement, apply_plan, placement_of
 from .plan import Transfers
 from .strategies import Settings, blocks, leaves
-from .structure import find_blocks
+from .structure import find_blocks, submodules
 from .transfer import has_streams
 
 BLOCK_LEVEL, LEAF_LEVEL = "block_level", "leaf_level"
@@ -115,7 +115,7 @@ def _check_options(
             raise TypeError(f"num_blocks_per_group must be a whole number, not {num_blocks_per_group!r}")
         if num_blocks_per_group < 1:
             raise ValueError(f"num_blocks_per_group must be at least 1, not {num_blocks_per_group}")
-    unknown = [name for name in block_modules or () if name not in dict(module.named_modules())]
+    unknown = [name for name in block_modules or () if name not in dict(submodules(module))]
     if unknown:
         have = ", ".join(name for name, _ in module.named_children())
         raise ValueError(f"block_modules names {unknown}, which {type(module).__name__} does not have; it has {have}")

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -16,7 +16,7 @@ from .transfer import Arrival, Transfer
 
 
 @contextmanager
-def plain_mode() -> Iterator[None]:
+def plain_mode() -> Generator[None]:
     """No gradients are recorded for moves, and no inference tensors made, whatever the caller's mode is."""
     with torch.inference_mode(False), torch.no_grad():
         yield

@@ -10,6 +10,7 @@ import weakref
 from bisect import bisect_right
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -75,7 +76,8 @@ class DiskStore:
         key = hashlib.sha256()
         for name, tensor in flat.items():
             key.update(f"{name}{tensor.dtype}".encode())
-            key.update(memoryview(tensor.view(torch.uint8).numpy()))
+            content: Any = tensor.detach().view(torch.uint8).numpy()
+            key.update(content)
         stem = f"group-{key.hexdigest()[:32]}"
         path = self.path / f"{stem}.safetensors"
         if not path.exists():

@@ -16,7 +16,7 @@ from torch import nn
 from diffusion_core.errors import PlacementError
 
 from .plan import Group, Plan, Strategy, Transfers, Until
-from .structure import calling_module, find_blocks, find_leaves, is_within, nbytes, tensor_names
+from .structure import calling_module, find_blocks, find_leaves, is_within, nbytes, submodules, tensor_names
 
 
 @dataclass(frozen=True)
@@ -181,7 +181,7 @@ def _device_changes(
             own.setdefault(calling_module(module, name), set()).add(device if isinstance(place, str) else place)
     runs_on: dict[str, torch.device] = {"": device}
     changes: dict[str, torch.device] = {}
-    for name, _ in module.named_modules():
+    for name, _ in submodules(module):
         if calling_module(module, f"{name}.x") != name:
             continue
         caller = calling_module(module, name) if name else ""

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -31,6 +31,11 @@ def named_tensors(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     """Every parameter and buffer under each of its names."""
     yield from module.named_parameters(remove_duplicate=False)
     yield from module.named_buffers(remove_duplicate=False)
+
+
+def submodules(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """The module, called "", and all its parts, by dotted names."""
+    yield from cast("Iterator[tuple[str, nn.Module]]", module.named_modules())
 
 
 def nbytes(module: nn.Module) -> dict[str, int]:
@@ -81,7 +86,7 @@ def find_leaves(module: nn.Module) -> list[str]:
     """Names of the modules that have tensors of their own, in the order of definition."""
     found: list[str] = []
     whole: str | None = None
-    for name, part in module.named_modules():
+    for name, part in submodules(module):
         if whole is not None and is_within(name, whole):
             continue
         if isinstance(part, _READ_THEIR_CHILDREN):
