@@ -17,16 +17,20 @@ from diffusion_core.errors import ConfigError
 from diffusion_core.hub import find_weights, upload
 from diffusion_core.logging import get_logger
 
+from ..offload.casting import compute_dtypes
 from ..offload.checkpoint import Checkpoint
 from ..offload.dtypes import parse_dtype
-from ..offload.loading import LoadOptions, build_without_weights, load_into, single_device
+from ..offload.engine import execution_device
+from ..offload.layout import read_request
+from ..offload.loading import LoadOptions, build_without_weights, load_into, planned_bytes
+from ..offload.memory_format import to_memory_format
 from ..offload.mixin import OffloadMixin
 from ..offload.saving import save_tensors
 
 logger = get_logger(__name__)
 
 # Arguments of the reference that change nothing here: loading is always lean, and a proxy is set by environment.
-_WITHOUT_EFFECT = frozenset({"max_memory", "offload_folder", "offload_state_dict", "proxies", "resume_download"})
+_WITHOUT_EFFECT = frozenset({"offload_state_dict", "proxies", "resume_download"})
 # The names that attention layers had before 2023, which old checkpoints on the Hub still have.
 _OLD_ATTENTION = {"query": "to_q", "key": "to_k", "value": "to_v", "proj_attn": "to_out.0"}
 _HALF = frozenset({torch.float16, torch.bfloat16})
@@ -73,6 +77,8 @@ class Model(ConfigMixin, OffloadMixin, nn.Module):
         variant: str | None = None,
         use_safetensors: bool | None = None,
         device_map: str | int | torch.device | Mapping[str, Any] | None = None,
+        max_memory: Mapping[Any, int | str] | None = None,
+        offload_folder: str | os.PathLike[str] | None = None,
         strict: bool = True,
         ignore_mismatched_sizes: bool = False,
         output_loading_info: bool = False,
@@ -91,7 +97,15 @@ class Model(ConfigMixin, OffloadMixin, nn.Module):
             subfolder: the folder of the model within the repo, such as "unet".
             variant: load the files of that variant, such as "fp16".
             use_safetensors: True takes only safetensors, False only `.bin`, None prefers safetensors.
-            device_map: one device that the weights go to straight from the file.
+            device_map: where the weights go, straight from the file: one device; a dict from names of submodules to
+                devices, "cpu" or "disk", `""` for all else; "auto" fills the fastest device first and takes more if
+                one is too small, "balanced" fills all to the same share, "balanced_low_0" the first one last,
+                "sequential" one after another. What has no room stays on the CPU and comes in to be used.
+                `hf_device_map` tells the result.
+            max_memory: for the last four, bytes by device, as `{0: "8GB", "cpu": "30GB"}`. A device that is not named
+                is not used; what is over the cpu's bytes goes to disk.
+            offload_folder: where weights on disk go that are not in the checkpoint as they are needed; a temporary
+                folder if None.
             strict: refuse missing, unexpected and mismatched tensors; if False, warn, and give what is missing the
                 layers' own initial values.
             ignore_mismatched_sizes: the same for mismatched tensors alone.
@@ -107,13 +121,13 @@ class Model(ConfigMixin, OffloadMixin, nn.Module):
         Raises:
             CheckpointError: with its subclasses, for files that are missing, damaged, or do not fit the model.
             ConfigError: if the config makes no sense.
-            PlacementError: if `device_map` is not one usable device.
+            PlacementError: if `device_map` names no device that can be used.
             TypeError: if `kwargs` holds what neither the loader nor the class knows.
         """
         hub, overrides = cls._split_arguments(kwargs)
+        request = read_request(device_map, max_memory, None, offload_folder)
         options = LoadOptions(
             dtype=_resolve_dtype(dtype if dtype is not None else torch_dtype),
-            device=single_device(device_map),
             strict=strict,
             ignore_mismatched_sizes=ignore_mismatched_sizes,
             check_finite=check_finite,
@@ -133,9 +147,11 @@ class Model(ConfigMixin, OffloadMixin, nn.Module):
         build = functools.partial(cls.from_config, config, **overrides)
         with Checkpoint(files, disable_mmap=disable_mmap, verify_checksum=verify_checksum) as checkpoint:
             model = build_without_weights(build)
+            layout = request.layout({"": model}, planned_bytes(checkpoint, options))
+            options.place = layout.loads_onto
             differences = load_into(model, checkpoint, build, options, str(files.files[0].parent))
         model.register_to_config(_name_or_path=os.fspath(pretrained_model_name_or_path))
-        model.eval()
+        request.apply(model.eval(), layout)
         return (model, differences.as_loading_info()) if output_loading_info else model
 
     @classmethod
@@ -245,22 +261,19 @@ class Model(ConfigMixin, OffloadMixin, nn.Module):
         """The dtype that the model computes in: that of its weights, but for layers that are kept in float32."""
         kept = self._keep_in_fp32_modules or ()
         only: torch.dtype | None = None
-        for name, tensor in self._float_tensors():
+        for name, dtype in compute_dtypes(self):
+            if not dtype.is_floating_point:
+                continue
             # One byte is a form of storage; nothing computes in it.
-            if tensor.element_size() > 1 and not _is_part_of(kept, name):
-                return tensor.dtype
-            only = only or tensor.dtype
+            if dtype.itemsize > 1 and not _is_part_of(kept, name):
+                return dtype
+            only = only or dtype
         return only or torch.get_default_dtype()
 
     @property
     def device(self) -> torch.device:
-        """The device that the model computes on; the meta device only if it has no weights at all."""
-        device = torch.device("cpu")
-        for tensor in itertools.chain(self.parameters(), self.buffers()):
-            device = tensor.device
-            if device.type != "meta":
-                break
-        return device
+        """The device that the model computes on, wherever its weights are kept; meta only if all of it is there."""
+        return execution_device(self)
 
     def _float_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         for name, tensor in itertools.chain(self.named_parameters(), self.named_buffers()):
@@ -277,9 +290,7 @@ class Model(ConfigMixin, OffloadMixin, nn.Module):
         if args or kwargs or memory_format is None:
             super().to(*args, **kwargs)
         if memory_format is not None:
-            formats = {4: torch.channels_last, 5: torch.channels_last_3d}
-            chosen = formats if memory_format in formats.values() else dict.fromkeys(formats, memory_format)
-            self._apply(lambda t: t.to(memory_format=chosen[t.dim()]) if t.dim() in chosen else t)
+            to_memory_format(self, memory_format)
         return self
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Self:

@@ -5,7 +5,7 @@ The files are opened and checked here; `transformers` then gets their tensors, a
 
 import os
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +15,10 @@ from diffusion_core.errors import CheckpointError, ConfigError, KeyMismatchError
 from diffusion_core.hub import find_file, find_weights
 from diffusion_core.logging import get_logger
 
-from ..offload.checkpoint import Checkpoint, is_finite
+from ..offload.checkpoint import Checkpoint, TensorInfo, is_finite
 from ..offload.dtypes import parse_dtype
-from ..offload.loading import BUILDING, Differences, build_without_weights, named_tensors, single_device
+from ..offload.layout import read_request
+from ..offload.loading import BUILDING, Differences, build_without_weights, named_tensors
 
 logger = get_logger(__name__)
 
@@ -32,6 +33,8 @@ def load_transformers_model(
     variant: str | None = None,
     use_safetensors: bool | None = None,
     device_map: Any = None,
+    max_memory: Mapping[Any, int | str] | None = None,
+    offload_folder: str | os.PathLike[str] | None = None,
     disable_mmap: bool = False,
     verify_checksum: bool = False,
     check_finite: bool = False,
@@ -46,7 +49,7 @@ def load_transformers_model(
         cls: the class, or `transformers.AutoModel`.
         pretrained_model_name_or_path: a repo on the Hub or a folder with `config.json` and the weights.
         dtype: None gives float32, "auto" the one that most of the file's weights have.
-        device_map: one device for all, as for `Model.from_pretrained`.
+        device_map, max_memory, offload_folder: as for `Model.from_pretrained`. What is spread is read on the CPU first.
         options: `revision`, `token`, `cache_dir`, `force_download`, `local_files_only`.
 
     Raises:
@@ -55,14 +58,14 @@ def load_transformers_model(
     """
     dtype = dtype if dtype is not None else torch_dtype
     wanted = None if dtype == "auto" else parse_dtype(dtype) or torch.float32
-    device = single_device(device_map)
+    request = read_request(device_map, max_memory, None, offload_folder)
     place = {"subfolder": subfolder, **options}
     folder = find_file(pretrained_model_name_or_path, "config.json", **place).parent
     config = _read_config(cls, folder)
     if getattr(config, "quantization_config", None) is not None:
         logger.info("%s is quantised; transformers loads it by itself", folder)
         chosen = {"dtype": dtype or torch.float32, "variant": variant, "use_safetensors": use_safetensors}
-        return cls.from_pretrained(folder, device_map=device, **chosen).eval()
+        return cls.from_pretrained(folder, device_map=request.device, **chosen).eval()
     cls = _concrete(cls, config)
     files = find_weights(
         pretrained_model_name_or_path,
@@ -73,13 +76,42 @@ def load_transformers_model(
         **place,
     )
     with Checkpoint(files, disable_mmap=disable_mmap, verify_checksum=verify_checksum) as checkpoint:
+        chosen_dtype = wanted or most_common_dtype(checkpoint.infos.values())
+        layout = request.layout({"": _skeleton(cls, config)}, sizes_in(chosen_dtype))
+        device = layout.single or torch.device("cpu")
         tensors = _converted(cls, checkpoint, wanted, device)
-        chosen_dtype = wanted or _main_dtype(checkpoint)
     if check_finite:
         bad = [name for name, tensor in tensors.items() if not is_finite(tensor)]
         if bad:
             raise NumericalError(f"{folder} holds NaN or infinity in {', '.join(bad)}: the file is damaged")
-    return _assembled(cls, folder, config, tensors, chosen_dtype, device)
+    model = _assembled(cls, folder, config, tensors, chosen_dtype, device)
+    request.apply(model, layout)
+    return model
+
+
+def skeleton_of(cls: Any, folder: Path) -> Any:
+    """The model of `transformers` that a folder holds, with its weights on meta."""
+    config = _read_config(cls, folder)
+    return _skeleton(_concrete(cls, config), config)
+
+
+def _skeleton(cls: Any, config: Any) -> Any:
+    return build_without_weights(lambda: cls._from_config(config))
+
+
+def sizes_in(dtype: torch.dtype, kept: Collection[str] = ()) -> Callable[[str, torch.Tensor], int]:
+    """A function that tells the bytes of a tensor once its module is in `dtype`.
+
+    Args:
+        kept: parts of names of tensors that stay float32 under half precisions.
+    """
+
+    def size(name: str, tensor: torch.Tensor) -> int:
+        stays = not tensor.is_floating_point()
+        wide = dtype.itemsize == 2 and bool(set(kept).intersection(name.split(".")))
+        return tensor.numel() * (tensor.element_size() if stays else 4 if wide else dtype.itemsize)
+
+    return size
 
 
 def _read_config(cls: Any, folder: Path) -> Any:
@@ -119,9 +151,10 @@ def _strict_parts(cls: Any) -> Any:
     return getattr(cls, "_keep_in_fp32_modules_strict", None) or ()
 
 
-def _main_dtype(checkpoint: Checkpoint) -> torch.dtype:
+def most_common_dtype(infos: Iterable[TensorInfo]) -> torch.dtype:
+    """The floating dtype that most bytes of some stored tensors are in."""
     sizes: Counter[torch.dtype] = Counter()
-    for info in checkpoint.infos.values():
+    for info in infos:
         if info.dtype.is_floating_point:
             sizes[info.dtype] += info.end - info.begin + 1
     return sizes.most_common(1)[0][0] if sizes else torch.float32

@@ -234,8 +234,8 @@ def read_map(device_map: Mapping[str, Any], module: nn.Module, argument: str = "
     """A user's map for a module, checked: every name exists, every tensor has a place.
 
     Raises:
-        ValueError: for a name that the module does not have, or tensors without a place.
-        PlacementError: for a device that is not there.
+        ValueError: for a name that the module does not have.
+        PlacementError: for a device that is not there, or tensors without a place.
     """
     found = cast("Iterable[tuple[str, nn.Module]]", module.named_modules(remove_duplicate=False))
     modules = [name for name, _ in found]
@@ -245,7 +245,7 @@ def read_map(device_map: Mapping[str, Any], module: nn.Module, argument: str = "
     lost = [name for name in tensors if place_of(places, name) is None]
     if lost:
         more = f" and {len(lost) - 3} more" if len(lost) > 3 else ""
-        raise ValueError(
+        raise PlacementError(
             f"{argument} leaves {', '.join(lost[:3])}{more} without any device set; an entry '' holds for all else"
         )
     return places

@@ -12,7 +12,7 @@ from diffusion_core.errors import PlacementError
 
 from .device_map import find_device
 from .engine import Placement, apply_plan, placement_of
-from .plan import Transfers
+from .plan import Strategy, Transfers
 from .strategies import Settings, blocks, leaves
 from .structure import find_blocks, submodules
 from .transfer import has_streams
@@ -64,6 +64,45 @@ def apply_group_offloading(
         TypeError: an argument is of the wrong kind.
         PlacementError: the module cannot be placed, see `apply_plan`.
     """
+    strategy = group_strategy(
+        module,
+        onload_device,
+        offload_device,
+        offload_type,
+        num_blocks_per_group,
+        non_blocking,
+        use_stream,
+        record_stream,
+        low_cpu_mem_usage,
+        offload_to_disk_path,
+        block_modules,
+        exclude_kwargs,
+        remedy=remedy,
+    )
+    return apply_plan(module, strategy)
+
+
+def group_strategy(
+    module: nn.Module,
+    onload_device: torch.device | str | int,
+    offload_device: torch.device | str | int,
+    offload_type: str,
+    num_blocks_per_group: int | None,
+    non_blocking: bool,
+    use_stream: bool,
+    record_stream: bool,
+    low_cpu_mem_usage: bool,
+    offload_to_disk_path: str | None,
+    block_modules: Sequence[str] | None = None,
+    exclude_kwargs: Sequence[str] | None = None,
+    *,
+    remedy: str,
+) -> Strategy:
+    """The strategy for arguments of `apply_group_offloading`, after they have been checked against `module`.
+
+    Args:
+        module: what it is for; the components of a pipeline as an `nn.ModuleDict`.
+    """
     device = find_device(onload_device, "onload_device")
     home = find_device(offload_device, "offload_device")
     _check_options(module, offload_type, num_blocks_per_group, block_modules)
@@ -71,7 +110,7 @@ def apply_group_offloading(
         raise ValueError(f"use_stream=True needs a device with streams, which {device} has not; leave it out")
     if record_stream and not use_stream:
         raise ValueError("record_stream=True works only with use_stream=True")
-    skipped = exclude_kwargs if exclude_kwargs is not None else getattr(module, "_skip_keys", None)
+    skipped = [exclude_kwargs] if exclude_kwargs is not None else _skip_keys(module)
     settings = Settings(
         device=device,
         home=str(home) if offload_to_disk_path is None else "disk",
@@ -82,12 +121,17 @@ def apply_group_offloading(
             pin_homes=not low_cpu_mem_usage,
             disk_folder=offload_to_disk_path,
         ),
-        exclude_kwargs=tuple([skipped] if isinstance(skipped, str) else skipped or ()),
+        exclude_kwargs=tuple(name for names in skipped for name in ([names] if isinstance(names, str) else names)),
         name="group offload",
         remedy=remedy,
     )
-    strategy = leaves(settings) if offload_type == LEAF_LEVEL else blocks(settings, num_blocks_per_group or 1)
-    return apply_plan(module, strategy)
+    return leaves(settings) if offload_type == LEAF_LEVEL else blocks(settings, num_blocks_per_group or 1)
+
+
+def _skip_keys(module: nn.Module) -> list[Any]:
+    """What the class of a module, or of each component, lists as arguments that are not moved."""
+    parts = module.children() if isinstance(module, nn.ModuleDict) else [module]
+    return [keys for part in parts if (keys := getattr(part, "_skip_keys", None))]
 
 
 def remove_group_offloading(module: nn.Module) -> None:

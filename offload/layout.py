@@ -1,7 +1,7 @@
 """From a device map to a place for every part of a module, or of the components of a pipeline."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 import torch
@@ -20,17 +20,25 @@ from .device_map import (
     Unit,
     check_names,
     collapse,
+    find_device,
     find_place,
     place_of,
+    read_budgets,
     read_map,
+    read_reserve,
     show,
     stored_bytes,
     units,
 )
+from .engine import Modules, Placement, apply_plan
+from .plan import Transfers
 from .sizes import format_bytes
 from .spread import roomiest, split, spread
+from .strategies import Settings, by_map
 
 logger = get_logger(__name__)
+
+DEVICE_MAP = "a device map"
 
 
 @dataclass(frozen=True)
@@ -62,6 +70,11 @@ class Layout:
         """The one device that everything is on, if there is one."""
         places = set(self.flat.values())
         return self.device if places == {self.device} else None
+
+    def loads_onto(self, name: str) -> torch.device:
+        """The device that a tensor of the only part is loaded onto; what is at home on disk is mapped on the CPU."""
+        place = place_of(self.flat, name)
+        return place if isinstance(place, torch.device) else CPU
 
     def of(self, part: str) -> "Layout":
         """The layout of one part alone, under the name ""."""
@@ -128,7 +141,7 @@ def _explicit(device_map: dict[Any, Any], parts: Mapping[str, nn.Module]) -> Lay
         check_names([name.split(".")[0] for name in device_map if name], parts, "device_map")
         missing = [name for name in parts if not any(key.split(".")[0] in ("", name) for key in device_map)]
         if missing:
-            raise ValueError(f"device_map says nothing about {', '.join(missing)}; add entries, or '' for all others")
+            raise PlacementError(f"device_map says nothing about {', '.join(missing)}; add entries, or '' for all others")
         places = {name: read_map(_inside(device_map, name), part) for name, part in parts.items()}
     devices = [place for inside in places.values() for place in inside.values() if isinstance(place, torch.device)]
     return Layout(places, next((device for device in devices if device != CPU), CPU))
@@ -228,3 +241,91 @@ def _say_what_is_left(found: Mapping[str, Iterable[Unit]], layout: Layout) -> No
         for place, size in lost.items():
             what = f"{name or 'the model'}: {format_bytes(size)}"
             logger.warning("%s fit on no device and stay on %s; they come in to be used, which is slow", what, place)
+
+
+@dataclass(frozen=True)
+class MapRequest:
+    """The arguments of `from_pretrained` that say where weights go, checked as far as can be without the weights.
+
+    Attributes:
+        device_map: as for `read_layout`, or a `Layout` that has been made before.
+        budgets: of the places.
+        reserve: as for `read_reserve`.
+        folder: where files for weights at home on disk go; None is the system's temporary folder.
+    """
+
+    device_map: Any = None
+    budgets: Budgets = field(default_factory=lambda: Budgets({}))
+    reserve: Any = None
+    folder: str | None = None
+
+    @property
+    def device(self) -> torch.device | None:
+        """The one device that everything goes to, where that can be told without the weights."""
+        if self.device_map is None:
+            return CPU
+        if isinstance(self.device_map, Layout):
+            return self.device_map.single
+        if is_spread(self.device_map):
+            return None
+        place = self.device_map[""] if isinstance(self.device_map, Mapping) else self.device_map
+        return find_device(place, "device_map")
+
+    def layout(self, parts: Mapping[str, nn.Module], size_of: SizeOf = stored_bytes) -> Layout:
+        """See `read_layout`; everything on the CPU without a map."""
+        if isinstance(self.device_map, Layout):
+            return self.device_map
+        if self.device_map is None:
+            return Layout({name: {"": CPU} for name in parts}, CPU)
+        reserves = read_reserve(self.reserve, parts)
+        return read_layout(self.device_map, parts, self.budgets, reserves=reserves, size_of=size_of)
+
+    def apply(self, model: nn.Module, layout: Layout) -> None:
+        """Place a model that was loaded with this request, and note its map; one device needs no hooks."""
+        if self.device_map is None or isinstance(self.device_map, Layout):
+            return
+        if layout.single is None:
+            place(model, layout, folder=self.folder, remedy="remove_group_offloading(model)")
+        model.hf_device_map = {"": layout.single} if layout.single else layout.shown  # pyright: ignore[reportArgumentType, reportAttributeAccessIssue]
+
+
+def read_request(
+    device_map: Any, max_memory: Any = None, reserve: Any = None, offload_folder: Any = None
+) -> MapRequest:
+    """Check the arguments that say where weights go, before anything is read.
+
+    Raises:
+        PlacementError: if a device is not there, or an argument has nothing to act on.
+        ValueError, TypeError: as for `read_budgets` and `read_layout`.
+    """
+    strategic = isinstance(device_map, str) and device_map in STRATEGIES
+    for name, value in {"max_memory": max_memory, "reserve": reserve}.items():
+        if value is not None and not strategic:
+            raise PlacementError(
+                f"{name} is for weights that are spread; device_map={device_map!r} says where they go: "
+                f"take one of {', '.join(STRATEGIES)}, or leave {name} out"
+            )
+    if isinstance(device_map, Mapping):
+        for place in cast("Mapping[Any, Any]", device_map).values():
+            find_place(place)
+    elif device_map is not None and not strategic and not isinstance(device_map, Layout):
+        single_place(device_map)
+    budgets = read_budgets(max_memory) if strategic else Budgets({})
+    return MapRequest(device_map, budgets, reserve, None if offload_folder is None else str(offload_folder))
+
+
+def place(modules: Modules, layout: Layout, *, folder: str | None = None, remedy: str) -> Placement:
+    """Keep the tensors of a module, or of several by name, where a layout says.
+
+    Args:
+        folder: see `MapRequest`.
+        remedy: for messages, the call that takes it back.
+    """
+    settings = Settings(
+        device=layout.device,
+        transfers=Transfers(disk_folder=folder),
+        return_outputs=True,
+        name=DEVICE_MAP,
+        remedy=remedy,
+    )
+    return apply_plan(modules, by_map(settings, layout.flat))

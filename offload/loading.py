@@ -7,13 +7,13 @@ import re
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeVar, cast
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from diffusion_core.errors import ConfigError, KeyMismatchError, NumericalError, PlacementError
+from diffusion_core.errors import ConfigError, KeyMismatchError, NumericalError
 from diffusion_core.logging import get_logger
 from diffusion_core.progress import progress_bar
 
@@ -27,7 +27,6 @@ _Module = TypeVar("_Module", bound=nn.Module)
 BUILDING = threading.RLock()
 # From this size on, or with several files, a bar shows how far the load is.
 _WORTH_A_BAR = 2**30
-_STRATEGIES = frozenset({"auto", "balanced", "balanced_low_0", "sequential"})
 _HALF = frozenset({torch.float16, torch.bfloat16})
 
 
@@ -77,7 +76,7 @@ class LoadOptions:
 
     Attributes:
         dtype: for floating-point tensors; None keeps what the module was built with, "auto" what the files hold.
-        device: where they go.
+        place: where each goes, by its name.
         strict: refuse missing and unexpected names, and wrong shapes.
         ignore_mismatched_sizes: refuse all but wrong shapes.
         check_finite: refuse NaN and infinity; reads everything once.
@@ -87,7 +86,7 @@ class LoadOptions:
     """
 
     dtype: torch.dtype | Literal["auto"] | None = None
-    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    place: Callable[[str], torch.device] = lambda name: torch.device("cpu")
     strict: bool = True
     ignore_mismatched_sizes: bool = False
     check_finite: bool = False
@@ -131,7 +130,7 @@ class Differences:
 def load_into(
     module: nn.Module, checkpoint: Checkpoint, build: Callable[[], nn.Module], options: LoadOptions, what: str
 ) -> Differences:
-    """Give `module` the tensors of `checkpoint`. On return all of its tensors are on `options.device`, with values.
+    """Give `module` the tensors of `checkpoint`. On return all of its tensors are on their devices, with values.
 
     A tensor that has the right dtype and goes to the CPU is adopted as it is, mapped files included; another is
     converted by itself, so that at most one is in memory twice. Names that share a tensor share it afterwards.
@@ -161,7 +160,7 @@ def load_into(
         for source, name in sources.items():
             info = checkpoint.infos[source]
             dtype = _target_dtype(name, info, expected[name], options)
-            tensor = _fetched(checkpoint, source, dtype, options)
+            tensor = _fetched(checkpoint, source, dtype, options.place(name))
             if options.check_finite and not is_finite(tensor):
                 not_finite.append(source)
             if name in done and not torch.equal(done[name], tensor):
@@ -266,11 +265,22 @@ def _target_dtype(name: str, info: TensorInfo, tensor: torch.Tensor, options: Lo
     return torch.float32 if wanted in _HALF and options.keep_in_fp32(name) else wanted
 
 
-def _fetched(checkpoint: Checkpoint, source: str, dtype: torch.dtype, options: LoadOptions) -> torch.Tensor:
+def planned_bytes(checkpoint: Checkpoint, options: LoadOptions) -> Callable[[str, torch.Tensor], int]:
+    """A function that tells how many bytes a tensor of the module will take, by its name."""
+    infos = {options.rename(source): info for source, info in checkpoint.infos.items()} | dict(checkpoint.infos)
+
+    def size(name: str, tensor: torch.Tensor) -> int:
+        info = infos.get(name, TensorInfo(tensor.dtype, (), 0, 0))
+        return tensor.numel() * _target_dtype(name, info, tensor, options).itemsize
+
+    return size
+
+
+def _fetched(checkpoint: Checkpoint, source: str, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     info = checkpoint.infos[source]
-    if dtype != info.dtype or options.device.type != "cpu":
+    if dtype != info.dtype or device.type != "cpu":
         checkpoint.prefetch(source)
-    tensor = checkpoint[source].to(device=options.device, dtype=dtype)
+    tensor = checkpoint[source].to(device=device, dtype=dtype)
     if source in checkpoint.channels_last:
         formats = {4: torch.channels_last, 5: torch.channels_last_3d}
         tensor = tensor.to(memory_format=formats[tensor.dim()]) if tensor.dim() in formats else tensor
@@ -318,7 +328,7 @@ def _fill(module: nn.Module, absent: set[str], build: Callable[[], nn.Module], o
         owner, leaf = _owner(module, name)
         if name not in lost:
             if leaf in owner._buffers:
-                owner._buffers[leaf] = tensor.to(options.device)
+                owner._buffers[leaf] = tensor.to(options.place(name))
         elif first != name:
             _share(module, name, first)
         else:
@@ -330,7 +340,7 @@ def _initial(name: str, value: torch.Tensor, stored: bool, options: LoadOptions)
     dtype = value.dtype
     if stored and isinstance(options.dtype, torch.dtype):
         dtype = _target_dtype(name, TensorInfo(dtype, (), 0, 0), value, options)
-    return value.to(device=options.device, dtype=dtype)
+    return value.to(device=options.place(name), dtype=dtype)
 
 
 def named_tensors(module: nn.Module) -> dict[str, torch.Tensor]:
@@ -339,32 +349,3 @@ def named_tensors(module: nn.Module) -> dict[str, torch.Tensor]:
         **dict(module.named_parameters(remove_duplicate=False)),
         **dict(module.named_buffers(remove_duplicate=False)),
     }
-
-
-def single_device(device_map: Any) -> torch.device:
-    """The device that a map names for everything: a device, its index or name, or `{"": device}`; None is the CPU.
-
-    Raises:
-        PlacementError: if it is not one device, or one that this machine does not have.
-    """
-    value: Any = device_map
-    if isinstance(device_map, Mapping):
-        entries = dict(cast("Mapping[str, Any]", device_map))
-        if set(entries) != {""}:
-            raise PlacementError(f"device_map={entries!r} names parts; here one device for all is taken, as {{'': 0}}")
-        value = entries[""]
-    if value is None:
-        return torch.device("cpu")
-    if isinstance(value, str) and value in _STRATEGIES:
-        raise PlacementError(
-            f"device_map={value!r} spreads a model over devices; here one device is taken, as 'cuda:0'"
-        )
-    try:
-        device = torch.device(value)
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError, TypeError, ValueError, NotImplementedError) as error:
-        reason = str(error).split("\n")[0]
-        raise PlacementError(f"device_map={device_map!r} is not a device that can be used here: {reason}") from error
-    if device.type == "meta":
-        raise PlacementError("device_map='meta' would leave the model without weights; use `from_config` for that")
-    return device

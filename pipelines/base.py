@@ -9,7 +9,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, ClassVar, TypeVar
 
-import torch
 from torch import nn
 
 from diffusion_core.config import ConfigMixin, FrozenDict
@@ -18,13 +17,14 @@ from diffusion_core.images import numpy_to_pil
 from diffusion_core.logging import get_logger
 from diffusion_core.progress import check_options, progress_bar
 
+from ..offload.engine import execution_dtype
+from ..offload.layout import read_request
 from .callbacks import Callback, StepCallback
 from .components import ABSENT, entry_of
 from .loading import (
     INDEX_NAME,
     WeightOptions,
     as_dtype,
-    device_for,
     fetch,
     is_entry,
     load,
@@ -32,6 +32,7 @@ from .loading import (
     read_index,
     share,
 )
+from .placement import PlacementMixin
 from .saving import save
 from .state import Run, Runs
 
@@ -39,7 +40,7 @@ logger = get_logger(__name__)
 Self = TypeVar("Self", bound="Pipeline")
 
 
-class Pipeline(ConfigMixin):
+class Pipeline(PlacementMixin, ConfigMixin):
     """Base of all pipelines, and their loader: `Pipeline.from_pretrained(folder)` makes what the folder says.
 
     A subclass takes its components and scalar settings as arguments of `__init__` and hands the components to
@@ -57,8 +58,6 @@ class Pipeline(ConfigMixin):
     model_cpu_offload_seq: ClassVar[str | None] = None
     _exclude_from_cpu_offload: ClassVar[list[str]] = []
 
-    # Set while a memory mode is on: an object with `execution_device` and `free()`.
-    _placement: Any = None
     _progress_bar_config: Mapping[str, Any] = FrozenDict()
     _component_names: tuple[str, ...] = ()
     _runs: Runs
@@ -143,8 +142,9 @@ class Pipeline(ConfigMixin):
         variant: str | None = None,
         use_safetensors: bool | None = None,
         device_map: Any = None,
-        max_memory: Any = None,
-        offload_folder: Any = None,
+        max_memory: Mapping[Any, int | str] | None = None,
+        offload_folder: str | os.PathLike[str] | None = None,
+        reserve: Any = None,
         low_cpu_mem_usage: bool = True,
         disable_mmap: bool = False,
         revision: str | None = None,
@@ -166,8 +166,17 @@ class Pipeline(ConfigMixin):
             torch_dtype: the older name of `dtype`.
             variant: load weight files of this variant, such as "fp16", where a component has them.
             use_safetensors: True refuses `.bin` files, False reads only those, None prefers safetensors.
-            device_map: load straight onto one device: its name, a `torch.device` or `{"": device}`.
-            max_memory, offload_folder: for weights that are spread over devices.
+            device_map: where the weights go, straight from the files: a device, which components stay on without
+                hooks; "balanced" fills all devices to the same share, splitting a component by its blocks only if it
+                fits nowhere whole; "auto" fills one device after another with the largest components first,
+                "sequential" in the order in which they work; or a dict by component or submodule, `{"unet": 0,
+                "unet.up_blocks": 1, "vae": "cpu"}`, with `""` for all else. What has no room stays on the CPU and
+                comes in to be used. `hf_device_map` tells the result, `reset_device_map()` undoes it.
+            max_memory: for these three words, bytes by device, as `{0: "8GB", "cpu": "30GB"}`. A device that is not
+                named is not used; what is over the cpu's bytes goes to disk. By default nine tenths of what is free.
+            offload_folder: where weights on disk go that are not in the checkpoint as they are needed.
+            reserve: for these three words, bytes that devices keep free for what components compute: one size, as
+                "2GB", or a dict by component.
             low_cpu_mem_usage: accepted; loading always takes the weights' memory plus one tensor at most.
             disable_mmap: read weight files instead of mapping them.
             revision: a branch, tag or commit of the repo; all files come from the same commit.
@@ -185,13 +194,13 @@ class Pipeline(ConfigMixin):
         if dtype is not None and torch_dtype is not None:
             raise ValueError("dtype and torch_dtype are the same argument; pass one of them")
         source = os.fspath(pretrained_model_name_or_path)
-        device = device_for(device_map, max_memory, offload_folder)
+        request = read_request(device_map, max_memory, reserve, offload_folder)
         options = WeightOptions(
             dtype=torch_dtype if dtype is None else dtype,
             variant=variant,
             use_safetensors=use_safetensors,
             disable_mmap=disable_mmap,
-            device=device,
+            request=request,
         )
         hub = {
             "revision": revision,
@@ -365,38 +374,7 @@ class Pipeline(ConfigMixin):
         check_options(options)
         self._progress_bar_config = FrozenDict(options)
 
-    # ---- placement ----
-
-    @property
-    def device(self) -> torch.device:
-        """The device of the first component that is not on the cpu, else the cpu."""
-        devices = [_device(module) for module in self._modules().values()]
-        return next((each for each in devices if each.type not in ("cpu", "meta")), torch.device("cpu"))
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The dtype of the first component that has weights, else float32."""
-        return next((_dtype(module) for module in self._modules().values()), torch.float32)
-
-    @property
-    def _execution_device(self) -> torch.device:
-        """Where the components compute, wherever their weights are kept."""
-        return self.device if self._placement is None else self._placement.execution_device
-
-    def to(self: Self, *args: Any, silence_dtype_warnings: bool = False, **kwargs: Any) -> Self:
-        """Move and cast all components that are modules: `to(device)`, `to(dtype)`, or both in either order.
-
-        Layers that a model keeps in float32 stay so. Components that are no modules are left alone.
-
-        Raises:
-            TypeError: if an argument is neither a device nor a dtype, or there is none.
-            ValueError: if a device or dtype is given twice, or the device is not there.
-        """
-        device, dtype = _device_and_dtype(args, kwargs)
-        for module in self._modules().values():
-            target = {"device": device, "dtype": dtype}
-            module.to(**{key: value for key, value in target.items() if value is not None})
-        return self
+    # ---- the autoencoder, and pictures ----
 
     def enable_vae_slicing(self) -> None:
         """Let the autoencoder work on one picture at a time: less memory for batches."""
@@ -425,30 +403,11 @@ class Pipeline(ConfigMixin):
         """PIL images from an array of shape (N, H, W, C) with values from 0 to 1."""
         return numpy_to_pil(images)
 
-    def maybe_free_model_hooks(self) -> None:
-        """Let go of the weights that a memory mode has brought to its device; without one there is nothing to do."""
-        if self._placement is not None:
-            self._placement.free()
-
-    def _modules(self) -> dict[str, nn.Module]:
-        """The components that are modules with weights."""
-        present = {name: part for name, part in self.components.items() if isinstance(part, nn.Module)}
-        return {name: part for name, part in present.items() if next(part.parameters(), None) is not None}
-
     def _listed(self) -> str:
         return ", ".join(self._component_names) or "none"
 
 
 DiffusionPipeline = Pipeline
-
-
-def _device(module: nn.Module) -> torch.device:
-    return next(module.parameters()).device
-
-
-def _dtype(module: nn.Module) -> torch.dtype:
-    stated = getattr(module, "dtype", None)
-    return stated if isinstance(stated, torch.dtype) else next(module.parameters()).dtype
 
 
 def _describe(component: Any) -> str:
@@ -457,36 +416,5 @@ def _describe(component: Any) -> str:
     if not isinstance(component, nn.Module) or next(component.parameters(), None) is None:
         return name
     count = sum(parameter.numel() for parameter in component.parameters())
-    return f"{name}, {count:,} parameters, {str(_dtype(component)).removeprefix('torch.')} on {_device(component)}"
-
-
-def _device_and_dtype(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[torch.device | None, torch.dtype | None]:
-    given: dict[str, list[Any]] = {"device": [], "dtype": []}
-    for value in args:
-        given["dtype" if isinstance(value, torch.dtype) else "device"].append(value)
-    for name, value in kwargs.items():
-        if name not in given:
-            raise TypeError(f"to() takes a device and a dtype, not {name!r}")
-        if value is not None:
-            given[name].append(value)
-    for name, values in given.items():
-        if len(values) > 1:
-            raise ValueError(f"to() was given more than one {name}: {values}")
-    devices, dtypes = given["device"], given["dtype"]
-    if not devices and not dtypes:
-        raise TypeError("to() needs a device, a dtype, or both")
-    if devices and not isinstance(devices[0], str | int | torch.device):
-        raise TypeError(f"to() takes a device and a dtype, not {type(devices[0]).__name__}")
-    if dtypes and not (isinstance(dtypes[0], torch.dtype) and dtypes[0].is_floating_point):
-        raise TypeError(f"to() takes a floating point dtype such as torch.float16, not {dtypes[0]!r}")
-    return (_usable(devices[0]) if devices else None), (dtypes[0] if dtypes else None)
-
-
-def _usable(device: str | int | torch.device) -> torch.device:
-    """A device that is there, found out before anything moves."""
-    try:
-        found = torch.device(device)
-        torch.empty(0, device=found)
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        raise ValueError(f"device {str(device)!r} cannot be used here: {str(error).splitlines()[0]}") from error
-    return found
+    device = next(component.parameters()).device
+    return f"{name}, {count:,} parameters, {str(execution_dtype(component)).removeprefix('torch.')} on {device}"

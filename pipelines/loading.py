@@ -1,8 +1,9 @@
 """From a checkpoint to a pipeline: everything is checked first, then the components are loaded one by one."""
 
 import difflib
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,16 +11,19 @@ import torch
 from torch import nn
 
 from diffusion_core.config import ConfigMixin
-from diffusion_core.errors import CheckpointError, ConfigError, DiffusionCoreError, MissingFileError, PlacementError
+from diffusion_core.errors import CheckpointError, ConfigError, DiffusionCoreError, MissingFileError
 from diffusion_core.hub import find_file, is_local, list_files, snapshot
 from diffusion_core.logging import get_logger
 from diffusion_core.progress import progress_bar
 
-from ..models.foreign import load_transformers_model
+from ..models.foreign import load_transformers_model, most_common_dtype, sizes_in, skeleton_of
+from ..offload.checkpoint import read_header
+from ..offload.device_map import stored_bytes
 from ..offload.dtypes import parse_dtype
-from ..offload.loading import single_device
-from .components import ABSENT, Entry, class_of, public, public_names
-from .files import by_component, choose, needed, weights_in
+from ..offload.layout import Layout, MapRequest
+from ..offload.loading import build_without_weights
+from .components import ABSENT, Entry, class_of, public, public_names, unwrap
+from .files import Weights, by_component, choose, needed, weights_in
 
 logger = get_logger(__name__)
 
@@ -54,7 +58,7 @@ class WeightOptions:
     variant: str | None = None
     use_safetensors: bool | None = None
     disable_mmap: bool = False
-    device: torch.device | str = "cpu"
+    request: MapRequest = field(default_factory=MapRequest)
 
     def dtype_of(self, component: str) -> Any:
         """The dtype for one component: a torch dtype or "auto"."""
@@ -119,11 +123,14 @@ def load(
     _check_dtypes(options, required)
 
     folder, files = fetch(source, list(classes), options, hub)
+    layout = _layout(cls, classes, given, folder, files, options)
     components: dict[str, Any] = dict.fromkeys(entries)
     for name in progress_bar(list(classes), desc="Loading components", leave=False):
-        components[name] = load_component(classes[name], folder, name, files[name], options)
+        components[name] = load_component(classes[name], folder, name, files[name], options, layout)
     pipe = _made(cls, {**dict.fromkeys(required), **components, **given}, index)
     pipe.name_or_path = source
+    if options.request.device_map is not None:
+        pipe.apply_layout(layout, options.request.folder)
     return pipe
 
 
@@ -169,8 +176,66 @@ def pipeline_class(index: Mapping[str, Any], base: type) -> type:
     return found
 
 
-def load_component(cls: Any, folder: Path, name: str, files: list[str], options: WeightOptions) -> Any:
-    """Load one component from its folder below `folder`.
+def _layout(
+    cls: Any,
+    classes: Mapping[str, Any],
+    given: Mapping[str, Any],
+    folder: Path,
+    files: Mapping[str, list[str]],
+    options: WeightOptions,
+) -> Layout:
+    """Where each component that is a module goes; those that are not loaded yet are known from their files."""
+    request = options.request
+    existing = {name: unwrap(part) for name, part in given.items() if isinstance(part, nn.Module)}
+    names = [
+        name for name in cls.component_arguments() if name in existing or issubclass(classes.get(name, str), nn.Module)
+    ]
+    if request.device is not None:
+        return Layout({name: {"": request.device} for name in names}, request.device)
+    parts: dict[str, nn.Module] = {}
+    size_of: dict[str, Any] = {}
+    for name in in_running_order(cls, names):
+        if name in existing:
+            parts[name], size_of[name] = existing[name], stored_bytes
+        else:
+            parts[name], size_of[name] = skeleton(classes[name], folder / name, files[name], options, name)
+
+    def size(tensor_name: str, tensor: torch.Tensor) -> int:
+        part, _, inner = tensor_name.partition(".")
+        return size_of[part](inner, tensor)
+
+    with_weights = {name: part for name, part in parts.items() if next(part.parameters(), None) is not None}
+    return request.layout(with_weights, size)
+
+
+def in_running_order(cls: Any, names: Collection[str]) -> list[str]:
+    """Names of components in the order in which they work, as `model_cpu_offload_seq` says; then those not in it."""
+    stated = [name for name in (cls.model_cpu_offload_seq or "").split("->") if name in names]
+    return list(dict.fromkeys([*stated, *names]))
+
+
+def skeleton(
+    cls: Any, folder: Path, files: list[str], options: WeightOptions, name: str
+) -> tuple[nn.Module, Callable[[str, torch.Tensor], int]]:
+    """A component without weights, and a function that tells how many bytes each of its tensors will take."""
+    dtype = options.dtype_of(name)
+    if dtype == "auto":
+        dtype = _stored_dtype(folder, choose(files, options.variant, options.use_safetensors))
+    if issubclass(cls, ConfigMixin):
+        made = build_without_weights(partial(cls.from_config, cls.load_config(folder)))
+    else:
+        made = skeleton_of(cls, folder)
+    return made, sizes_in(dtype, getattr(cls, "_keep_in_fp32_modules", None) or ())
+
+
+def _stored_dtype(folder: Path, weights: Weights | None) -> torch.dtype:
+    """The floating dtype that most of the weights in the first safetensors file have; float32 for other files."""
+    file = next((name for name in (weights.files if weights else ()) if name.endswith(".safetensors")), None)
+    return torch.float32 if file is None else most_common_dtype(read_header(folder / file).tensors.values())
+
+
+def load_component(cls: Any, folder: Path, name: str, files: list[str], options: WeightOptions, layout: Layout) -> Any:
+    """Load one component from its folder below `folder`, straight to where `layout` has it.
 
     Raises:
         DiffusionCoreError: if it cannot be loaded; the message names the component.
@@ -181,7 +246,7 @@ def load_component(cls: Any, folder: Path, name: str, files: list[str], options:
         "variant": weights.variant if weights else None,
         "use_safetensors": options.use_safetensors,
         "disable_mmap": options.disable_mmap,
-        "device_map": options.device,
+        "device_map": layout.of(name) if name in layout.places else options.request.device,
     }
     is_ours, is_model = issubclass(cls, ConfigMixin), issubclass(cls, nn.Module)
     try:
@@ -198,19 +263,6 @@ def load_component(cls: Any, folder: Path, name: str, files: list[str], options:
         raise
     except (OSError, ValueError, TypeError, RuntimeError, LookupError, ImportError) as error:
         raise CheckpointError(f"the component {name}, a {cls.__name__} in {folder / name}: {error}") from error
-
-
-def device_for(device_map: Any, max_memory: Any = None, offload_folder: Any = None) -> torch.device:
-    """The device that components are loaded onto: the one that `device_map` means, the cpu for None.
-
-    Raises:
-        PlacementError: if it is not one device, or the device is not there.
-    """
-    device = single_device(device_map)
-    for name, value in {"max_memory": max_memory, "offload_folder": offload_folder}.items():
-        if value is not None:
-            raise PlacementError(f"{name} is for weights that are spread; device_map={device_map!r} spreads nothing")
-    return device
 
 
 def as_dtype(dtype: Any) -> Any:
@@ -331,4 +383,6 @@ def _load_foreign(cls: Any, folder: Path, name: str, arguments: dict[str, Any]) 
     if issubclass(cls, PreTrainedModel):
         return load_transformers_model(cls, folder, subfolder=name, **arguments)
     dtype = None if arguments["dtype"] == "auto" else arguments["dtype"]
-    return cls.from_pretrained(str(folder / name)).eval().to(device=arguments["device_map"], dtype=dtype)
+    model = cls.from_pretrained(str(folder / name)).eval().to(dtype=dtype)
+    device = None if arguments["device_map"] is None else arguments["device_map"].single
+    return model if device is None else model.to(device)

@@ -9,6 +9,8 @@ import torch
 
 from diffusion_core.logging import get_logger
 
+from ..offload.engine import execution_device
+
 logger = get_logger(__name__)
 
 LongPrompt: TypeAlias = Literal["truncate", "chunk"]
@@ -160,7 +162,7 @@ def encode_clip(
     for text in filter(None, truncated):
         logger.warning("the prompt is too long and was cut; `long_prompt='chunk'` keeps it whole. Left out: %r", text)
     if device is None:
-        device = text_encoder.device
+        device = execution_device(text_encoder)
     masked = getattr(text_encoder.config, "use_attention_mask", None)
     out = text_encoder(
         torch.tensor(rows, device=device),

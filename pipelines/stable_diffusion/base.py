@@ -13,6 +13,7 @@ from diffusion_core.randomness import Generators, check_generator
 
 from ...models.autoencoders.kl import AutoencoderKL
 from ...models.unets.unet_2d_condition import UNet2DConditionModel
+from ...offload.engine import execution_device, execution_dtype
 from ...schedulers.base import Scheduler
 from ..base import Pipeline
 from ..guidance import guidance_embedding, guide
@@ -245,7 +246,8 @@ class StableDiffusionBase(Pipeline):
             long_prompt,
         )
         check_clip_skip(clip_skip, self.text_encoder)
-        return self._encode(prompts, do_classifier_free_guidance, device)[:2]
+        with self.letting_go():
+            return self._encode(prompts, do_classifier_free_guidance, device)[:2]
 
     def _encode(
         self, prompts: Prompts, guided: bool, device: torch.device | None = None
@@ -260,7 +262,10 @@ class StableDiffusionBase(Pipeline):
             others = as_prompts(prompts.negative_prompt, count, "negative_prompt") if negative is None else []
         if texts or others:
             given = positive if positive is not None else negative
-            parts = {"device": device or self._execution_device, **self._parts([*texts, *others], given, prompts)}
+            parts = {
+                "device": device or execution_device(self.text_encoder),
+                **self._parts([*texts, *others], given, prompts),
+            }
             if texts:
                 text = encode_clip(texts, self.tokenizer, self.text_encoder, skip=prompts.clip_skip, **parts)
                 positive, truncated = text.embeds, text.truncated
@@ -379,9 +384,8 @@ class StableDiffusionBase(Pipeline):
             return None
         pictures = self.image_processor.postprocess(pixels, output_type="pil")
         inputs = self.feature_extractor(pictures, return_tensors="pt").pixel_values
-        weight = next(self.safety_checker.parameters())
-        device = weight.device if weight.device.type != "meta" else self._execution_device
-        return self.safety_checker(clip_input=inputs.to(device, weight.dtype), images=pixels)[1]
+        inputs = inputs.to(execution_device(self.safety_checker), execution_dtype(self.safety_checker))
+        return self.safety_checker(clip_input=inputs, images=pixels)[1]
 
     @staticmethod
     def _result(

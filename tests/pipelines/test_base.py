@@ -55,16 +55,12 @@ def pipe() -> Drawer:
     return made
 
 
-class Placed:
-    """A stand-in for a memory mode: counts how often it is told to let go."""
-
-    execution_device = torch.device("meta")
-
-    def __init__(self) -> None:
-        self.freed = 0
-
-    def free(self) -> None:
-        self.freed += 1
+@pytest.fixture
+def freed(monkeypatch: pytest.MonkeyPatch) -> list[Drawer]:
+    """The pipelines that let go of what a memory mode has brought in, once for each time."""
+    found: list[Drawer] = []
+    monkeypatch.setattr(Drawer, "maybe_free_model_hooks", lambda self: found.append(self))
+    return found
 
 
 def test_both_names_are_one_class() -> None:
@@ -200,9 +196,7 @@ def test_interrupt_from_another_thread_reaches_all_calls(pipe: Drawer) -> None:
 
 
 @pytest.mark.parametrize("error", [RuntimeError("out of memory"), KeyboardInterrupt(), None])
-def test_every_way_out_frees(pipe: Drawer, error: BaseException | None) -> None:
-    pipe._placement = placed = Placed()
-
+def test_every_way_out_frees(pipe: Drawer, freed: list[Drawer], error: BaseException | None) -> None:
     def callback(*_):
         if error is not None:
             raise error
@@ -212,16 +206,18 @@ def test_every_way_out_frees(pipe: Drawer, error: BaseException | None) -> None:
     else:
         with pytest.raises(type(error)):
             pipe(callback=callback)
-    assert placed.freed == 1
+    assert freed == [pipe]
     pipe(guidance_scale=1.0)  # the pipeline works on
-    assert placed.freed == 2
+    assert freed == [pipe, pipe]
 
 
-def test_only_the_last_call_under_way_frees(pipe: Drawer) -> None:
-    pipe._placement = placed = Placed()
-    with pipe.run(), pipe.run():
+def test_only_the_last_call_under_way_frees(pipe: Drawer, freed: list[Drawer]) -> None:
+    with pipe.run(), pipe.run(), pipe.letting_go():
         pass
-    assert placed.freed == 1
+    assert freed == [pipe]
+    with pipe.letting_go():
+        pass
+    assert freed == [pipe, pipe]
 
 
 # ---- callbacks ----
@@ -356,12 +352,6 @@ def test_to_an_absent_device_changes_nothing(pipe: Drawer) -> None:
     with pytest.raises(ValueError, match="'cuda' cannot be used here"):
         pipe.to("cuda", torch.float16)
     assert pipe.dtype == torch.float32
-
-
-def test_execution_device_is_the_memory_modes(pipe: Drawer) -> None:
-    assert pipe._execution_device == torch.device("cpu")
-    pipe._placement = Placed()
-    assert pipe._execution_device == torch.device("meta")
 
 
 def test_a_pipeline_without_modules_has_a_device_and_a_dtype() -> None:

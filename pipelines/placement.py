@@ -1,0 +1,336 @@
+"""Where the components of a pipeline keep their weights and where they compute: `.to`, offload, device maps."""
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+
+from diffusion_core.errors import PlacementError
+
+from ..offload import engine
+from ..offload.device_map import accelerators, find_device
+from ..offload.group_offload import group_strategy
+from ..offload.layout import DEVICE_MAP, Layout, place
+from ..offload.plan import Plan, Strategy, Until
+from ..offload.strategies import Settings, leaves, whole
+from .components import unwrap
+
+Self = TypeVar("Self", bound="PlacementMixin")
+
+MODEL_OFFLOAD = "model offload"
+SEQUENTIAL_OFFLOAD = "sequential offload"
+GROUP_OFFLOAD = "group offload"
+# The components that hold the loop's tensors; where they compute, the pipeline does.
+_DENOISERS = ("unet", "transformer", "prior")
+
+
+class PlacementMixin:
+    """The memory modes of pipelines. One is on at a time: enabling one replaces the one before.
+
+    All state is in the components, so pipelines that share components see the same. A component can be put under a
+    mode of its own after the pipeline's, `pipe.vae.enable_group_offload(...)`; it then leaves the pipeline's.
+    """
+
+    components: Any
+    _runs: Any
+    _hf_device_map: Mapping[str, int | str] | None = None
+
+    # ---- where things are ----
+
+    @property
+    def device(self) -> torch.device:
+        """Where the pipeline computes, wherever the weights are kept."""
+        return self._execution_device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the first component that has weights, else float32."""
+        return next((engine.execution_dtype(module) for module in self._modules().values()), torch.float32)
+
+    @property
+    def _execution_device(self) -> torch.device:
+        """The device of the denoiser, else of the first component that is placed or not on the cpu, else the cpu."""
+        modules = self._modules()
+        found = {name: engine.execution_device(module) for name, module in modules.items()}
+        for name in _DENOISERS:
+            if name in found:
+                return found[name]
+        return next((device for device in found.values() if device.type != "cpu"), torch.device("cpu"))
+
+    @property
+    def hf_device_map(self) -> dict[str, int | str] | None:
+        """The place of each component, or of its parts: an accelerator's index, "cpu" or "disk". None without a map."""
+        return None if self._hf_device_map is None else dict(self._hf_device_map)
+
+    def to(self: Self, *args: Any, silence_dtype_warnings: bool = False, **kwargs: Any) -> Self:
+        """Move and cast all components that are modules: `to(device)`, `to(dtype)`, or both in either order.
+
+        Layers that a model keeps in float32 stay so. Components that are no modules are left alone.
+
+        Raises:
+            TypeError: if an argument is neither a device nor a dtype, or there is none.
+            ValueError: if a device or dtype is given twice, or the device is not there.
+            PlacementError: for a device, if a memory mode or device map is on; the message says how to end it.
+        """
+        device, dtype = _device_and_dtype(args, kwargs)
+        modules = self._modules()
+        if device is not None:
+            for name, module in modules.items():
+                placement = engine.placement_of(module)
+                if placement is not None:
+                    raise PlacementError(
+                        f"{name} is under {placement.plan.name}, so the pipeline cannot be moved to {device}; "
+                        f"call {placement.plan.remedy} first"
+                    )
+        for module in modules.values():
+            target = {"device": device, "dtype": dtype}
+            module.to(**{key: value for key, value in target.items() if value is not None})
+        if device is not None:
+            self._hf_device_map = None
+        return self
+
+    # ---- device maps ----
+
+    def apply_layout(self, layout: Layout, folder: str | None = None) -> None:
+        """Bring the components to the places of a layout; `from_pretrained(device_map=...)` does so.
+
+        Args:
+            folder: where files for weights at home on disk go.
+        """
+        modules = self._modules()
+        if layout.single is None:
+            parts = {name: module for name, module in modules.items() if name in layout.places}
+            place(parts, layout, folder=folder, remedy="reset_device_map()")
+        else:
+            self.to(layout.single)
+        self._hf_device_map = layout.shown
+
+    def reset_device_map(self) -> None:
+        """Undo a device map: all components are on the cpu, without hooks. Without a map there is nothing to do."""
+        mapped = self._under(DEVICE_MAP)
+        if self._hf_device_map is None and not mapped:
+            return
+        self._remove(mapped)
+        self.to("cpu")
+        self._hf_device_map = None
+
+    # ---- offload ----
+
+    def enable_model_cpu_offload(self, gpu_id: int | None = None, device: Any = None) -> None:
+        """Keep the components on the cpu, and bring each to the device while it works. The next one takes its place.
+
+        Args:
+            gpu_id: the index of the accelerator, 0 by default.
+            device: the device, in place of `gpu_id`.
+
+        Raises:
+            ValueError: if `gpu_id` and `device` name different devices.
+            PlacementError: if the device is not there, or the pipeline has a device map. Nothing is changed then.
+        """
+        target = _target(gpu_id, device)
+        self._place(whole(Settings(target, name=MODEL_OFFLOAD, remedy="disable_model_cpu_offload()")), MODEL_OFFLOAD)
+
+    def disable_model_cpu_offload(self) -> None:
+        """Undo `enable_model_cpu_offload`: the components are where they were. Without it there is nothing to do."""
+        self._remove(self._under(MODEL_OFFLOAD))
+
+    def enable_sequential_cpu_offload(self, gpu_id: int | None = None, device: Any = None) -> None:
+        """Keep the components on the cpu, and bring each layer to the device just while it computes.
+
+        It takes the least memory and the most time. Arguments and errors are those of `enable_model_cpu_offload`.
+        """
+        target = _target(gpu_id, device)
+        settings = Settings(target, name=SEQUENTIAL_OFFLOAD, remedy="disable_sequential_cpu_offload()")
+        self._place(leaves(settings), SEQUENTIAL_OFFLOAD)
+
+    def disable_sequential_cpu_offload(self) -> None:
+        """Undo `enable_sequential_cpu_offload`. Without it there is nothing to do."""
+        self._remove(self._under(SEQUENTIAL_OFFLOAD))
+
+    def enable_group_offload(
+        self,
+        onload_device: Any,
+        offload_device: Any = "cpu",
+        offload_type: str = "leaf_level",
+        num_blocks_per_group: int | None = None,
+        non_blocking: bool = False,
+        use_stream: bool = False,
+        record_stream: bool = False,
+        low_cpu_mem_usage: bool = False,
+        offload_to_disk_path: str | None = None,
+        exclude_modules: str | Sequence[str] | None = None,
+    ) -> None:
+        """Keep the components off the device, and bring groups of layers in while they compute.
+
+        Args:
+            onload_device: where the components compute.
+            exclude_modules: names of components that stay on `onload_device`.
+            offload_device, offload_type, num_blocks_per_group, non_blocking, use_stream, record_stream,
+                low_cpu_mem_usage, offload_to_disk_path: as for `apply_group_offloading`.
+
+        Raises:
+            ValueError: if an argument makes no sense, or `exclude_modules` names what is no component.
+            PlacementError: if the device is not there, or the pipeline has a device map. Nothing is changed then.
+        """
+        excluded = [exclude_modules] if isinstance(exclude_modules, str) else list(exclude_modules or ())
+        unknown = [name for name in excluded if name not in self.components]
+        if unknown:
+            raise ValueError(f"exclude_modules names {unknown}, which are no components: {list(self.components)}")
+        strategy = group_strategy(
+            nn.ModuleDict(self._modules()),
+            onload_device,
+            offload_device,
+            offload_type,
+            num_blocks_per_group,
+            non_blocking,
+            use_stream,
+            record_stream,
+            low_cpu_mem_usage,
+            offload_to_disk_path,
+            remedy="disable_group_offload()",
+        )
+        self._place(by_component(strategy, excluded), GROUP_OFFLOAD)
+
+    def disable_group_offload(self) -> None:
+        """Undo `enable_group_offload`. Without it there is nothing to do."""
+        self._remove(self._under(GROUP_OFFLOAD))
+
+    def remove_all_hooks(self) -> None:
+        """Undo whatever memory mode or device map is on."""
+        if self._under(DEVICE_MAP):
+            self.reset_device_map()
+        self._remove([name for name, module in self._modules().items() if engine.placement_of(module) is not None])
+
+    def maybe_free_model_hooks(self) -> None:
+        """Let go of the weights that a memory mode has brought to its device; without one there is nothing to do."""
+        for module in self._modules().values():
+            engine.free(module)
+
+    @contextmanager
+    def letting_go(self) -> Iterator[None]:
+        """Context for what can be called by itself, such as `encode_prompt`: nothing it brought in stays after it."""
+        try:
+            yield
+        finally:
+            if not self._runs.active:
+                self.maybe_free_model_hooks()
+
+    # ---- inside ----
+
+    def _modules(self) -> dict[str, nn.Module]:
+        """The components that are modules with weights, without what `torch.compile` puts around them; each once."""
+        found: dict[str, nn.Module] = {}
+        for name, part in self.components.items():
+            module = unwrap(part)
+            if isinstance(module, nn.Module) and not any(module is other for other in found.values()):
+                found[name] = module
+        return {name: part for name, part in found.items() if next(part.parameters(), None) is not None}
+
+    def _under(self, mode: str) -> list[str]:
+        """The names of the components that are under a mode."""
+        found = {name: engine.placement_of(module) for name, module in self._modules().items()}
+        return [name for name, placement in found.items() if placement is not None and placement.plan.name == mode]
+
+    def _place(self, strategy: Strategy, mode: str) -> None:
+        mapped = self._under(DEVICE_MAP)
+        if mapped:
+            raise PlacementError(
+                f"{', '.join(mapped)} have a device map, which {mode} would break; call reset_device_map() first"
+            )
+        modules = self._modules()
+        if modules:
+            engine.apply_plan(modules, strategy)
+            self._hf_device_map = None
+
+    def _remove(self, names: Collection[str]) -> None:
+        """Take components out of the placements that they are under; a placement that keeps none goes whole."""
+        modules = self._modules()
+        own = {id(modules[name]) for name in names}
+        for name in names:
+            placement = engine.placement_of(modules[name])
+            if placement is None:
+                continue
+            inside = placement.modules
+            if {id(module) for module in inside.values()} <= own:
+                placement.remove()
+            else:
+                placement.forget(next(key for key, module in inside.items() if module is modules[name]))
+
+
+def by_component(strategy: Strategy, resident: Collection[str] = ()) -> Strategy:
+    """A strategy for the components of a pipeline, from one for a single module; `resident` names those that stay."""
+
+    def made(module: nn.Module, order: Sequence[str] = ()) -> Plan:
+        plans: list[Plan] = []
+        for name, part in module.named_children():
+            inner = [each[len(name) + 1 :] for each in order if each.startswith(f"{name}.")]
+            plan = strategy(part, inner)
+            groups = [
+                replace(
+                    group,
+                    name=f"{name}.{group.name}",
+                    tensors=tuple(f"{name}.{tensor}" for tensor in group.tensors),
+                    modules=tuple(f"{name}.{each}".rstrip(".") for each in group.modules),
+                    until=Until.REMOVED if name in resident else group.until,
+                )
+                for group in plan.groups
+            ]
+            plans.append(replace(plan, groups=tuple(groups)))
+        ahead = max((plan.transfers.ahead_bytes or 0 for plan in plans), default=0)
+        transfers = replace(plans[0].transfers, ahead_bytes=ahead or plans[0].transfers.ahead_bytes)
+        return replace(plans[0], groups=tuple(group for plan in plans for group in plan.groups), transfers=transfers)
+
+    return made
+
+
+def _target(gpu_id: int | None, device: Any) -> torch.device:
+    """The device that `gpu_id` or `device` names."""
+    if device is None:
+        if gpu_id is None and not accelerators():
+            raise PlacementError("there is no accelerator here to bring weights to; device='cpu' runs the mode without")
+        return find_device(gpu_id or 0, "gpu_id")
+    try:
+        named = device if isinstance(device, int) else torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        raise PlacementError(f"device={device!r} is not a device: {str(error).splitlines()[0]}") from error
+    index = named if isinstance(named, int) else named.index
+    if gpu_id is not None and index is not None and index != gpu_id:
+        raise ValueError(f"gpu_id={gpu_id} and device={str(device)!r} name different devices; pass one of them")
+    if gpu_id is not None and isinstance(named, torch.device) and named.type != "cpu":
+        named = torch.device(named.type, gpu_id)
+    return find_device(named)
+
+
+def _device_and_dtype(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[torch.device | None, torch.dtype | None]:
+    given: dict[str, list[Any]] = {"device": [], "dtype": []}
+    for value in args:
+        given["dtype" if isinstance(value, torch.dtype) else "device"].append(value)
+    for name, value in kwargs.items():
+        if name not in given:
+            raise TypeError(f"to() takes a device and a dtype, not {name!r}")
+        if value is not None:
+            given[name].append(value)
+    for name, values in given.items():
+        if len(values) > 1:
+            raise ValueError(f"to() was given more than one {name}: {values}")
+    devices, dtypes = given["device"], given["dtype"]
+    if not devices and not dtypes:
+        raise TypeError("to() needs a device, a dtype, or both")
+    if devices and not isinstance(devices[0], str | int | torch.device):
+        raise TypeError(f"to() takes a device and a dtype, not {type(devices[0]).__name__}")
+    if dtypes and not (isinstance(dtypes[0], torch.dtype) and dtypes[0].is_floating_point):
+        raise TypeError(f"to() takes a floating point dtype such as torch.float16, not {dtypes[0]!r}")
+    return (_usable(devices[0]) if devices else None), (dtypes[0] if dtypes else None)
+
+
+def _usable(device: str | int | torch.device) -> torch.device:
+    """A device that is there, found out before anything moves."""
+    try:
+        found = torch.device(device)
+        torch.empty(0, device=found)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise ValueError(f"device {str(device)!r} cannot be used here: {str(error).splitlines()[0]}") from error
+    return found
