@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import Any, ClassVar, cast
 
-if TYPE_CHECKING:
-    import torch
-    from torch import nn
+import torch
+from torch import nn
 
 
 class OffloadMixin:
@@ -63,7 +62,7 @@ class OffloadMixin:
 
     def enable_layerwise_casting(
         self,
-        storage_dtype: torch.dtype | None = None,
+        storage_dtype: torch.dtype | None = torch.float8_e4m3fn,
         compute_dtype: torch.dtype | None = None,
         skip_modules_pattern: str | Sequence[str] | None = None,
         skip_modules_classes: Any = None,

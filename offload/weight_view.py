@@ -91,7 +91,12 @@ def _run(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
         return args[0]
     name = getattr(func, "__name__", "").split(".")[0]
     if func == _SET_DATA:
-        # A new tensor in place of the old one means new values.
+        # A new tensor in place of the old one means new values. A copy would repeat smaller ones.
+        if args[0].shape != args[1].shape:
+            raise ValueError(
+                f"the weight is stored with the shape {tuple(args[0].shape)}; new values have {tuple(args[1].shape)}. "
+                "Assign a new nn.Parameter to the layer to change the shape."
+            )
         func, name = _Tensor.copy_, "copy_"
     opened: dict[int, tuple[WeightView, torch.Tensor, torch.Tensor]] = {}
 
