@@ -148,10 +148,12 @@ class Unit:
     Attributes:
         names: of the module, or of each tensor.
         size: in bytes; a tensor of several names counts in the first unit that has it.
+        piece: bytes of the largest layer inside.
     """
 
     names: tuple[str, ...]
     size: int
+    piece: int
 
 
 def stored_bytes(name: str, tensor: torch.Tensor) -> int:
@@ -162,8 +164,8 @@ def stored_bytes(name: str, tensor: torch.Tensor) -> int:
 def units(module: nn.Module, size_of: SizeOf = stored_bytes, limit: int | None = None) -> list[Unit]:
     """The parts of a module that may go to different devices, in the order in which it defines them.
 
-    A class in `_no_split_modules` of the module, or of a part of it, is one unit. A module that names none is split at
-    the entries of its `ModuleList`s, and further where such an entry is larger than `limit`.
+    A class in `_no_split_modules` of the module, or of a part of it, is one unit; where a module names none, so are
+    the entries of its `ModuleList`s. What is larger than `limit` is split further.
 
     Args:
         module: its weights may be on meta.
@@ -174,29 +176,33 @@ def units(module: nn.Module, size_of: SizeOf = stored_bytes, limit: int | None =
     seen: set[int] = set()
 
     def size(tensors: Iterable[tuple[str, torch.Tensor]]) -> int:
-        total = 0
-        for name, tensor in tensors:
-            if id(tensor) not in seen:
-                seen.add(id(tensor))
-                total += size_of(name, tensor)
-        return total
+        return sum(size_of(name, tensor) for name, tensor in tensors)
+
+    def unit(names: tuple[str, ...], part: nn.Module, path: str, recurse: bool) -> Unit:
+        tensors = [(name, each) for name, each in named_tensors(part, path, recurse) if id(each) not in seen]
+        seen.update(id(tensor) for _, tensor in tensors)
+        layers = part.named_modules(prefix=path) if recurse and not _is_one(part) else [(path, part)]
+        pieces = [size(named_tensors(layer, name, _is_one(layer))) for name, layer in layers]
+        return Unit(names, size(tensors), max(pieces))
 
     def walk(part: nn.Module, path: str, is_entry: bool) -> list[Unit]:
-        prefix = f"{path}." if path else ""
         children = [(name, child) for name, child in part.named_children() if _has_tensors(child)]
-        together = type(part).__name__ in whole or isinstance(part, nn.MultiheadAttention) or not children
-        if not together and is_entry and not whole:
-            bytes_inside = sum(size_of(name, tensor) for name, tensor in named_tensors(part, path))
-            together = limit is None or bytes_inside <= limit
-        if together:
-            return [Unit((path,), size(named_tensors(part, path)))] if _has_tensors(part) else []
-        own = named_tensors(part, path, recurse=False)
-        found = [Unit(tuple(name for name, _ in own), size(own))] if own else []
+        declared = type(part).__name__ in whole or (is_entry and not whole)
+        fits = limit is None or size(named_tensors(part, path)) <= limit
+        if _is_one(part) or not children or (declared and fits):
+            return [unit((path,), part, path, True)] if _has_tensors(part) else []
+        own = tuple(name for name, _ in named_tensors(part, path, recurse=False))
+        found = [unit(own, part, path, False)] if own else []
         for name, child in children:
-            found += walk(child, f"{prefix}{name}", isinstance(part, nn.ModuleList))
+            found += walk(child, f"{path}.{name}".lstrip("."), isinstance(part, nn.ModuleList))
         return found
 
     return walk(module, "", False)
+
+
+def _is_one(module: nn.Module) -> bool:
+    """Whether a module reads the tensors of its children without calling them."""
+    return isinstance(module, nn.MultiheadAttention | nn.TransformerEncoderLayer)
 
 
 def named_tensors(module: nn.Module, path: str = "", recurse: bool = True) -> list[tuple[str, torch.Tensor]]:

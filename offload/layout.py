@@ -141,7 +141,9 @@ def _explicit(device_map: dict[Any, Any], parts: Mapping[str, nn.Module]) -> Lay
         check_names([name.split(".")[0] for name in device_map if name], parts, "device_map")
         missing = [name for name in parts if not any(key.split(".")[0] in ("", name) for key in device_map)]
         if missing:
-            raise PlacementError(f"device_map says nothing about {', '.join(missing)}; add entries, or '' for all others")
+            raise PlacementError(
+                f"device_map says nothing about {', '.join(missing)}; add entries, or '' for all others"
+            )
         places = {name: read_map(_inside(device_map, name), part) for name, part in parts.items()}
     devices = [place for inside in places.values() for place in inside.values() if isinstance(place, torch.device)]
     return Layout(places, next((device for device in devices if device != CPU), CPU))
@@ -161,17 +163,18 @@ def _begins(name: str, part: str) -> bool:
 def _strategic(
     strategy: str, parts: Mapping[str, nn.Module], budgets: Budgets, reserves: Mapping[str, int], size_of: SizeOf
 ) -> Layout:
-    limit = min(budgets.devices.values(), default=None)
+    limit = max(budgets.devices.values(), default=None)
     found = {
         name: units(part, lambda inner, tensor, name=name: size_of(f"{name}.{inner}".strip("."), tensor), limit)
         for name, part in parts.items()
     }
     sizes = {name: [unit.size for unit in inside] for name, inside in found.items()}
+    pieces = {name: [unit.piece for unit in inside] for name, inside in found.items()}
     if not budgets.devices:
         chosen: dict[str, list[torch.device | None]] = {name: [None] * len(inside) for name, inside in sizes.items()}
         device = CPU
     else:
-        chosen = _chosen(strategy, sizes, budgets.devices, reserves)
+        chosen = _chosen(strategy, sizes, pieces, budgets.devices, reserves)
         device = _main_device(chosen, sizes, budgets.devices)
     left = budgets.cpu
     places: dict[str, dict[str, Place]] = {}
@@ -193,18 +196,22 @@ def _strategic(
 def _chosen(
     strategy: str,
     sizes: Mapping[str, list[int]],
+    pieces: Mapping[str, list[int]],
     devices: Mapping[torch.device, int],
     reserves: Mapping[str, int],
 ) -> dict[str, list[torch.device | None]]:
     try:
         if set(sizes) != {""} or strategy == "auto":
-            return spread(sizes, devices, "balanced" if strategy == "balanced_low_0" else strategy, reserves)
-        return {"": _over_all(strategy, sizes[""], devices)}
+            known = "balanced" if strategy == "balanced_low_0" else strategy
+            return spread(sizes, devices, known, reserves, pieces)
+        return {"": _over_all(strategy, sizes[""], pieces[""], devices)}
     except ValueError as error:
         raise PlacementError(f"device_map={strategy!r}: {error}") from error
 
 
-def _over_all(strategy: str, sizes: list[int], devices: Mapping[torch.device, int]) -> list[torch.device | None]:
+def _over_all(
+    strategy: str, sizes: list[int], pieces: list[int], devices: Mapping[torch.device, int]
+) -> list[torch.device | None]:
     """The units of one model over all devices, also where it fits one of them whole."""
     first = next(iter(devices))
     rooms = dict(devices)
@@ -218,7 +225,8 @@ def _over_all(strategy: str, sizes: list[int], devices: Mapping[torch.device, in
     if None not in result:
         return result
     # What has no device comes in to be used, which takes room; `spread` knows how to keep it.
-    return spread({"": sizes}, devices, "balanced" if strategy != "sequential" else strategy)[""]
+    known = "sequential" if strategy == "sequential" else "balanced"
+    return spread({"": sizes}, devices, known, pieces={"": pieces})[""]
 
 
 def _main_device(

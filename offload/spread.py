@@ -168,6 +168,7 @@ def spread(
     budgets: Mapping[K, int],
     strategy: str = "balanced",
     reserves: Mapping[str, int] | None = None,
+    pieces: Mapping[str, Sequence[int]] | None = None,
 ) -> dict[str, list[K | None]]:
     """A device for each unit of each part; the units of a part stay together where it fits whole.
 
@@ -177,10 +178,11 @@ def spread(
         strategy: "balanced" fills all devices to the same share; "auto" fills one after another with the largest
             parts first; "sequential" does so with the parts in their order.
         reserves: bytes that the device of a part keeps free for it.
+        pieces: for each unit the bytes that come in at once where it has no device; all of it if None.
 
     Returns:
         None for units that no device has room for. Where there are such, the first of the roomiest devices has room
-        left for the largest of them, which has to come in to be used.
+        left for the largest piece of them, which has to come in to be used.
 
     Raises:
         ValueError: if that room cannot be made; the message names the part.
@@ -194,7 +196,7 @@ def spread(
         rest = {**usable, visited: usable[visited] - room}
         result = _spread_once(parts, rest, strategy, reserves or {})
         left = {
-            name: max(size for size, device in zip(parts[name], places, strict=True) if device is None)
+            name: max(size for size, device in zip((pieces or parts)[name], places, strict=True) if device is None)
             for name, places in result.items()
             if None in places
         }
@@ -205,8 +207,8 @@ def spread(
         need = room + (reserves or {}).get(largest, 0)
         if need > usable[visited]:
             raise ValueError(
-                f"{largest} has a block that takes {need} bytes, which is more than any device may hold "
-                f"({usable[visited]} at most); allow more memory, or put {largest} on the cpu by a dict"
+                f"{largest or 'the model'} has a layer that needs {need} bytes, which is more than any device may "
+                f"hold ({usable[visited]} at most); allow more memory"
             )
 
 

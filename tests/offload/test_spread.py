@@ -108,9 +108,11 @@ def test_a_device_is_filled_before_the_cpu_and_keeps_room_for_what_comes_in():
         assert places.count(None) == 6
 
 
-def test_a_block_larger_than_every_device_is_an_error_that_names_it():
-    with pytest.raises(ValueError, match=r"unet has a block that takes 30 bytes.*\(20 at most\)"):
+def test_a_layer_larger_than_every_device_is_an_error_that_names_its_part():
+    with pytest.raises(ValueError, match=r"unet has a layer that needs 30 bytes.*\(20 at most\)"):
         spread({"unet": [30, 1], "vae": [2]}, {0: 20, 1: 10})
+    places = spread({"unet": [30, 1], "vae": [2]}, {0: 20, 1: 10}, pieces={"unet": [15, 1], "vae": [2]})
+    assert places == {"unet": [None, 0], "vae": [1]}
 
 
 def test_auto_fills_the_first_device_with_the_largest_and_balanced_spreads():
