@@ -214,7 +214,7 @@ class ControlNetModel(ConditionedModel):
         self._check(sample, encoder_hidden_states, cross_attention_kwargs)
         self._check_control(sample, controlnet_cond)
         temb = self._embed(sample, timestep, encoder_hidden_states, class_labels, timestep_cond, added_cond_kwargs)
-        context = (encoder_hidden_states, mask_to_bias(attention_mask, sample.dtype))
+        context = (encoder_hidden_states, mask_to_bias(attention_mask, sample))
         if self.flip_channels:
             controlnet_cond = controlnet_cond.flip(1)
 

@@ -310,6 +310,16 @@ class UNetMidBlock2DCrossAttn(_Block):
         return hidden_states
 
 
+def joined(hidden_states: Tensor, skip: Tensor) -> Tensor:
+    """Features and a skip of the same size, channels behind one another."""
+    if hidden_states.shape[2:] != skip.shape[2:]:
+        raise ValueError(
+            f"features of {tuple(hidden_states.shape[2:])} pixels meet a skip of {tuple(skip.shape[2:])}: some blocks "
+            f"of this model only double, so give a sample whose sides can be halved as often as it has levels"
+        )
+    return torch.cat([hidden_states, skip], dim=1)
+
+
 class UpBlock2D(_Block):
     """Residual blocks, each told a skip, then pixels are repeated and convolved."""
 
@@ -329,7 +339,7 @@ class UpBlock2D(_Block):
         for resnet, skip in zip(self.resnets, skips, strict=True):
             if self.freeu is not None:
                 hidden_states, skip = self.freeu(hidden_states, skip)
-            hidden_states = resnet(torch.cat([hidden_states, skip], dim=1), temb)
+            hidden_states = resnet(joined(hidden_states, skip), temb)
         return self._double(hidden_states, temb, size)
 
 
@@ -365,7 +375,7 @@ class AttnUpBlock2D(_Block):
     ) -> Tensor:
         """As `UpBlock2D`; a residual block that doubles has no choice of the size."""
         for resnet, attention, skip in zip(self.resnets, self.attentions, skips, strict=True):
-            hidden_states = attention(resnet(torch.cat([hidden_states, skip], dim=1), temb))
+            hidden_states = attention(resnet(joined(hidden_states, skip), temb))
         return self._double(hidden_states, temb, size)
 
 
@@ -392,6 +402,6 @@ class CrossAttnUpBlock2D(_Block):
         for resnet, transformer, skip in zip(self.resnets, self.attentions, skips, strict=True):
             if self.freeu is not None:
                 hidden_states, skip = self.freeu(hidden_states, skip)
-            hidden_states = resnet(torch.cat([hidden_states, skip], dim=1), temb)
+            hidden_states = resnet(joined(hidden_states, skip), temb)
             hidden_states = transformer(hidden_states, encoder_hidden_states, attention_mask, encoder_attention_mask)
         return self._double(hidden_states, temb, size)

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from ..layers.embeddings import TimestepEmbedding
 from .blocks import (
@@ -176,3 +176,36 @@ def build_class_embedding(
         f"class_embed_type={kind!r} is not supported; choose None, 'timestep', 'identity', 'projection' or "
         "'simple_projection'"
     )
+
+
+def check_floats(name: str, value: Tensor) -> None:
+    """Refuse what is no batch of pictures or latents.
+
+    Raises:
+        TypeError: if `value` is no tensor.
+        ValueError: if it has not four axes, or holds no floating-point numbers.
+    """
+    if not isinstance(value, Tensor):
+        raise TypeError(f"{name} must be a tensor, not {type(value).__name__}")
+    if value.dim() != 4 or not value.is_floating_point():
+        raise ValueError(
+            f"{name} must hold floating-point numbers, (batch, channels, height, width); it holds {value.dtype} of the "
+            f"shape {tuple(value.shape)}"
+        )
+
+
+def check_labels(labels: Tensor, samples: int, embedding: nn.Module | None) -> None:
+    """Refuse class labels that the class embedding cannot take, or whose count is neither 1 nor the batch size."""
+    fits = labels.dim() == 0 or len(labels) in (1, samples)
+    if isinstance(embedding, nn.Embedding):
+        if not fits or labels.dim() > 1 or labels.is_floating_point():
+            raise ValueError(
+                f"class_labels must be whole numbers, one a sample ({samples}), not {labels.dtype} of the shape "
+                f"{tuple(labels.shape)}"
+            )
+    elif not fits:
+        raise ValueError(f"class_labels has {len(labels)} entries for {samples} samples")
+    elif isinstance(embedding, nn.Linear) and labels.shape[-1:] != (embedding.in_features,):
+        raise ValueError(
+            f"class_labels has the shape {tuple(labels.shape)}; this model takes (batch, {embedding.in_features})"
+        )

@@ -15,7 +15,14 @@ from ..layers.embeddings import (
     Timesteps,
     batched_timestep,
 )
-from .build import build_class_embedding, build_down_blocks, build_mid_block, per_block
+from .build import (
+    build_class_embedding,
+    build_down_blocks,
+    build_mid_block,
+    check_floats,
+    check_labels,
+    per_block,
+)
 
 
 class ConditionedModel(Model):
@@ -63,7 +70,17 @@ class ConditionedModel(Model):
         time_act = settings.get("time_embedding_act_fn")
         self.time_embed_act = None if time_act is None else get_activation(time_act)
         self.concat_classes = bool(settings.get("class_embeddings_concat"))
+        self._check_concatenation()
         return 2 * time_dim if self.concat_classes else time_dim
+
+    def _check_concatenation(self) -> None:
+        if self.concat_classes and self.class_embedding is None:
+            raise ValueError("class_embeddings_concat=True needs class_embed_type or num_class_embeds")
+        if self.concat_classes and self.add_embedding is not None:
+            raise ValueError(
+                f"class_embeddings_concat=True makes a longer vector than addition_embed_type="
+                f"{self.addition_embed_type!r} can be added to: use one of them"
+            )
 
     def _time_projection(self, channels: int, settings: Mapping[str, Any]) -> tuple[int, int]:
         kind = settings.get("time_embedding_type", "positional")
@@ -123,6 +140,8 @@ class ConditionedModel(Model):
     ) -> Tensor:
         """The vector that the blocks are told: time, plus (or beside it) labels, plus sizes and pooled text."""
         projected = self.time_proj(batched_timestep(timestep, sample)).to(sample.dtype)
+        if timestep_cond is not None and len(timestep_cond) not in (1, len(sample)):
+            raise ValueError(f"timestep_cond has {len(timestep_cond)} rows for {len(sample)} samples")
         temb = self.time_embedding(projected, timestep_cond)
         if self.class_embedding is not None:
             labels = self._embed_labels(class_labels, sample)
@@ -140,6 +159,7 @@ class ConditionedModel(Model):
     def _embed_labels(self, labels: Tensor | None, sample: Tensor) -> Tensor:
         if labels is None:
             raise ValueError("this model is conditioned on classes: give class_labels, one a sample")
+        check_labels(labels, len(sample), self.class_embedding)
         if self.class_embed_type == "timestep":
             labels = self.time_proj(labels).to(sample.dtype)
         assert self.class_embedding is not None
@@ -151,6 +171,11 @@ class ConditionedModel(Model):
         if missing or added is None:
             raise ValueError(f"this model needs {missing} in added_cond_kwargs: pooled text and sizes of each sample")
         text, sizes = added["text_embeds"], added["time_ids"]
+        if text.dim() != 2 or sizes.dim() != 2 or len(text) != len(sizes) or len(text) not in (1, len(temb)):
+            raise ValueError(
+                f"added_cond_kwargs has text_embeds of the shape {tuple(text.shape)} and time_ids of the shape "
+                f"{tuple(sizes.shape)}; both need one row a sample ({len(temb)})"
+            )
         sizes = self.add_time_proj(sizes.flatten()).reshape(sizes.shape[0], -1)
         embeds = torch.cat([text, sizes.to(text.dtype)], dim=-1).to(temb.dtype)
         assert isinstance(self.add_embedding, TimestepEmbedding)
@@ -189,6 +214,7 @@ class ConditionedModel(Model):
             self.text_channels = {self.config["encoder_hid_dim"]}
 
     def _check(self, sample: Tensor, tokens: Tensor | None, cross_attention_kwargs: Mapping[str, Any] | None) -> None:
+        check_floats("sample", sample)
         if sample.shape[1] != self.in_channels:
             raise ValueError(f"sample has {sample.shape[1]} channels, but this model's in_channels={self.in_channels}")
         if cross_attention_kwargs:
@@ -256,19 +282,32 @@ def as_tuple(value: Any) -> tuple[Any, ...]:
     return tuple(value) if isinstance(value, list | tuple) else (value,)
 
 
-def mask_to_bias(mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-    """A mask of tokens (B, T), 1 or True to keep, as what is added to the scores."""
-    return None if mask is None else (1 - mask.to(dtype)) * -10000.0
+def mask_to_bias(mask: Tensor | None, sample: Tensor) -> Tensor | None:
+    """A mask of tokens (B, T), 1 or True to keep, as what is added to the scores for `sample`."""
+    if mask is None:
+        return None
+    if len(mask) not in (1, len(sample)):
+        raise ValueError(f"the attention mask has {len(mask)} rows for {len(sample)} samples")
+    return (1 - mask.to(sample.dtype)) * -10000.0
 
 
 def add_each(skips: Sequence[Tensor], residuals: Sequence[Tensor]) -> list[Tensor]:
     """The skips of a UNet plus what a ControlNet made for each.
 
     Raises:
-        ValueError: if the counts differ.
+        ValueError: if the counts or shapes differ.
     """
     if len(skips) != len(residuals):
         raise ValueError(
             f"down_block_additional_residuals has {len(residuals)} entries, but this UNet has {len(skips)} skips"
         )
+    for skip, residual in zip(skips, residuals, strict=True):
+        # Pooled conditions have one value a channel.
+        sides = (skip.shape[2:], (1, 1))
+        fits = residual.shape[1:2] == skip.shape[1:2] and residual.shape[2:] in sides
+        if not fits or len(residual) not in (1, len(skip)):
+            raise ValueError(
+                f"down_block_additional_residuals has an entry of the shape {tuple(residual.shape)} for a skip of the "
+                f"shape {tuple(skip.shape)}"
+            )
     return [skip + residual for skip, residual in zip(skips, residuals, strict=True)]

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .blocks import BlockSpec
+from .blocks import BlockSpec, joined
 
 
 def _smoothing(like: Tensor, gain: float) -> Tensor:
@@ -123,7 +123,7 @@ class SkipUpBlock2D(nn.Module):
     ) -> tuple[Tensor, Tensor | None]:
         """As `UpBlock2D`, with the picture so far (None at first) going in and out, doubled and drawn upon."""
         for resnet, skip in zip(self.resnets, skips, strict=True):
-            hidden_states = resnet(torch.cat([hidden_states, skip], dim=1), temb)
+            hidden_states = resnet(joined(hidden_states, skip), temb)
         if self.attends:
             hidden_states = self.attentions[0](hidden_states)
         if picture is not None:

@@ -20,6 +20,8 @@ from .build import (
     build_down_blocks,
     build_up_blocks,
     check_block_types,
+    check_floats,
+    check_labels,
     per_block,
 )
 
@@ -201,6 +203,7 @@ class UNet2DModel(Model):
         Raises:
             ValueError: for shapes that do not fit and labels that are missing or not taken.
         """
+        check_floats("sample", sample)
         if sample.shape[1] != self.in_channels:
             raise ValueError(
                 f"sample has {sample.shape[1]} channels, but this model takes in_channels={self.in_channels}"
@@ -242,6 +245,7 @@ class UNet2DModel(Model):
             return temb
         if labels is None:
             raise ValueError("this model is conditioned on classes: give class_labels, one a sample")
+        check_labels(labels, len(timesteps), self.class_embedding)
         if self.class_embed_type == "timestep":
             labels = self.time_proj(labels).to(dtype)
         return temb + self.class_embedding(labels).to(dtype)

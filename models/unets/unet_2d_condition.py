@@ -227,8 +227,8 @@ class UNet2DConditionModel(ConditionedModel):
             encoder_hidden_states = self.encoder_hid_proj(encoder_hidden_states)
         context = (
             encoder_hidden_states,
-            mask_to_bias(attention_mask, sample.dtype),
-            mask_to_bias(encoder_attention_mask, sample.dtype),
+            mask_to_bias(attention_mask, sample),
+            mask_to_bias(encoder_attention_mask, sample),
         )
         if self.center_input_sample:
             sample = 2 * sample - 1.0

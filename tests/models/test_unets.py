@@ -307,6 +307,11 @@ def test_config_keys_and_defaults_equal_the_reference(name: str) -> None:
         ({"num_attention_heads": 4}, ["num_attention_heads", "attention_head_dim"]),
         ({"class_embed_type": "other"}, ["class_embed_type", "other"]),
         ({"class_embed_type": "projection"}, ["projection_class_embeddings_input_dim"]),
+        ({"class_embeddings_concat": True}, ["class_embeddings_concat", "num_class_embeds"]),
+        (
+            {**SIZES, "num_class_embeds": 5, "class_embeddings_concat": True},
+            ["concat", "addition_embed_type='text_time'"],
+        ),
         ({"addition_embed_type": "image"}, ["addition_embed_type", "image"]),
         ({"addition_embed_type": "text_time"}, ["addition_time_embed_dim"]),
         ({"addition_embed_type": "text"}, ["12", "64"]),
@@ -365,7 +370,29 @@ def test_picture_configs_that_do_not_fit_are_refused(changes: dict[str, Any], wo
         ({}, {"down_block_additional_residuals": [seeded(2, 8, 8, 8)]}, ["mid_block_additional_residual"]),
         ({}, {**control(2), "down_block_additional_residuals": [seeded(2, 8, 8, 8)]}, ["1 entries", "4 skips"]),
         ({}, adapter((8, 8), (16, 4), (8, 8))(2), ["down_intrablock_additional_residuals", "1 entries more"]),
+        ({}, {"sample": torch.ones(2, 4, 8, 8, dtype=torch.int64)}, ["sample", "int64"]),
+        ({}, {"sample": seeded(4, 8, 8)}, ["sample", "(4, 8, 8)"]),
+        ({}, {"encoder_attention_mask": torch.ones(3, 5)}, ["mask", "3 rows", "2"]),
+        (
+            {},
+            {"down_block_additional_residuals": [seeded(2, 8, 4, 4)] * 4, "mid_block_additional_residual": 0},
+            ["down_block_additional_residuals", "(2, 8, 4, 4)", "(2, 8, 8, 8)"],
+        ),
+        ({"time_cond_proj_dim": 4}, {"timestep_cond": seeded(3, 4)}, ["timestep_cond", "3 rows", "2"]),
         ({"num_class_embeds": 5}, {}, ["class_labels"]),
+        ({"num_class_embeds": 5}, {"class_labels": torch.tensor([1, 2, 3])}, ["class_labels", "(3,)", "2"]),
+        ({"num_class_embeds": 5}, {"class_labels": torch.tensor([1.0, 2.0])}, ["class_labels", "float32"]),
+        ({"class_embed_type": "identity"}, {"class_labels": seeded(3, 32)}, ["class_labels", "3 entries", "2"]),
+        (
+            {"class_embed_type": "simple_projection", "projection_class_embeddings_input_dim": 4},
+            {"class_labels": seeded(2, 5)},
+            ["class_labels", "(2, 5)", "4"],
+        ),
+        (
+            SIZES,
+            {"added_cond_kwargs": {"text_embeds": seeded(2, 6), "time_ids": seeded(1, 6)}},
+            ["text_embeds", "(2, 6)", "time_ids", "(1, 6)"],
+        ),
         (SIZES, {}, ["text_embeds", "time_ids", "added_cond_kwargs"]),
         (SIZES, {"added_cond_kwargs": {"text_embeds": seeded(2, 6)}}, ["time_ids"]),
         (SIZES, {"added_cond_kwargs": {"text_embeds": seeded(2, 6), "time_ids": seeded(2, 5)}}, ["26", "30"]),
@@ -379,6 +406,12 @@ def test_input_that_does_not_fit_is_refused(changes: dict[str, Any], inputs: dic
         model(**given)
     for word in words:
         assert word in str(caught.value)
+
+
+def test_blocks_that_only_double_say_which_sizes_they_take() -> None:
+    model = UNet2DModel(**{**PLAIN, "upsample_type": "resnet", "up_block_types": ("AttnUpBlock2D",) * 2})
+    with pytest.raises(ValueError, match="halved as often as it has levels"):
+        model(seeded(1, 3, 9, 8), 1)
 
 
 def test_lists_of_the_caller_are_left_alone() -> None:
