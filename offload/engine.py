@@ -39,7 +39,8 @@ _NEAR = 8
 _FOREIGN = ("get_image_features", "get_text_features")
 
 Modules = nn.Module | Mapping[str, nn.Module]
-_owners: weakref.WeakKeyDictionary[nn.Module, weakref.ref[Placement]] = weakref.WeakKeyDictionary()
+# For each module that is placed, and for each of its parts: the placement, and the part's name in it.
+_owners: weakref.WeakKeyDictionary[nn.Module, tuple[weakref.ref[Placement], str]] = weakref.WeakKeyDictionary()
 
 
 class Lane:
@@ -105,9 +106,11 @@ class Placement:
         self._homes = Homes(plan.transfers)
         self._groups: list[LiveGroup] = []
         self._groups_of: list[list[LiveGroup]] = []
+        self._by_module: dict[str, list[LiveGroup]] = {}
         self._gates: list[tuple[weakref.ref[nn.Module], str]] = []
         self._numbers: dict[tuple[str, str], int] = {}
         self._generation = 0
+        self._most_ahead = 0
         self._running = 0
         self._inside: dict[LiveGroup, None] = {}
         self._ahead: dict[LiveGroup, None] = {}
@@ -130,12 +133,10 @@ class Placement:
 
     def device_of(self, module: nn.Module) -> torch.device:
         """Where one of the modules, or a part of it, computes."""
-        root = self._as_module()
-        name = next((name for name, part in submodules(root) if part is module), "")
-        for group in self.plan.groups:
-            if name in group.modules:
-                return group.device
-        return self.plan.device
+        owner = _owners.get(module)
+        name = owner[1] if owner is not None and owner[0]() is self else ""
+        groups = self._by_module.get(name)
+        return groups[0].spec.device if groups else self.plan.device
 
     @property
     def resident_bytes(self) -> int:
@@ -166,6 +167,7 @@ class Placement:
             self._homes.restore(self._places())
             for module in self.modules.values():
                 self._disown(module)
+            self._roots = {}
 
     def forget(self, name: str) -> None:
         """Undo the plan for one of several modules, for another placement to take it over."""
@@ -206,17 +208,18 @@ class Placement:
         )
         for device in plan.devices:
             self._transfers.setdefault(device, self._transfer(device, largest))
+        self._most_ahead = plan.transfers.ahead_bytes or (1 << 62)
         self._groups = [
             LiveGroup(group, [places[name] for name in group.tensors], self._transfers[group.device])
             for group in plan.groups
         ]
-        by_module: dict[str, list[LiveGroup]] = {}
+        self._by_module = {}
         for group in self._groups:
             if group.spec.until is Until.NEXT:
                 self._lane.groups.add(group)
             for name in group.spec.modules:
-                by_module.setdefault(name, []).append(group)
-        self._install(root, by_module)
+                self._by_module.setdefault(name, []).append(group)
+        self._install(root)
         self._shape = fingerprint(self.modules.values())
         for group in self._groups:
             if group.spec.until is Until.REMOVED:
@@ -227,12 +230,12 @@ class Placement:
         for group in self.plan.groups:
             self._homes.settle({name: places[name] for name in group.tensors}, group.home)
 
-    def _install(self, root: nn.Module, by_module: Mapping[str, list[LiveGroup]]) -> None:
+    def _install(self, root: nn.Module) -> None:
         self._groups_of, self._numbers = [], {}
         self._generation += 1
         for name, module in submodules(root):
-            _owners[module] = weakref.ref(self)
-            groups = by_module.get(name, [])
+            _owners[module] = weakref.ref(self), name
+            groups = self._by_module.get(name, [])
             if name not in self._roots and not groups:
                 continue
             stated = (*getattr(module, "_entry_points", ()), *(_FOREIGN if name in self._roots else ()))
@@ -260,7 +263,7 @@ class Placement:
             remove_override(module, "_apply", self._apply)
             for method in ("state_dict", "load_state_dict"):
                 remove_override(module, method, self._at_home)
-        self._groups, self._groups_of, self._gates = [], [], []
+        self._groups, self._groups_of, self._gates, self._by_module = [], [], [], {}
         self._transfers.clear()
         self._order = Order()
 
@@ -277,8 +280,7 @@ class Placement:
 
     def _disown(self, module: nn.Module) -> None:
         for part in module.modules():
-            reference = _owners.get(part)
-            if reference is not None and reference() is self:
+            if placement_of(part) is self:
                 del _owners[part]
 
     def _as_module(self) -> nn.Module:
@@ -423,8 +425,7 @@ class Placement:
             new = [group for group in self._groups_of[number] if group.spec.until is Until.USED and not group.active]
             new = [group for group in new if group not in wanted]
             size += sum(group.size for group in new)
-            full = len(wanted) + len(new) > options.ahead
-            if wanted and (full or (options.ahead_bytes is not None and size > options.ahead_bytes)):
+            if wanted and (len(wanted) + len(new) > options.ahead or size > self._most_ahead):
                 break
             wanted.update(dict.fromkeys(new))
         for group in [*self._ahead]:
@@ -434,6 +435,10 @@ class Placement:
             try:
                 group.bring_in()
             except torch.OutOfMemoryError:
+                # The call itself needs room too. From now on, less is fetched ahead.
+                self._most_ahead = sum(each.size for each in self._ahead) // 2
+                for each in [*self._ahead]:
+                    self._let_go(each)
                 break
             self._inside[group] = self._ahead[group] = None
 
@@ -473,6 +478,9 @@ class Placement:
             self._refuse_during_calls("convert the module")
             self.free()
             result = original(fn, *args, **kwargs)
+            if fingerprint(self.modules.values()) != self._shape:
+                self._rebind()
+                return result
             self._settle(self._places())
             for group in self._groups:
                 group.measure()
@@ -518,8 +526,8 @@ def apply_plan(modules: Modules, plan: Plan | Strategy, *, lane: Lane | None = N
 
 def placement_of(module: nn.Module) -> Placement | None:
     """The placement that a module is under, as a whole or as a part."""
-    reference = _owners.get(module)
-    return None if reference is None else reference()
+    owner = _owners.get(module)
+    return None if owner is None else owner[0]()
 
 
 def execution_device(module: nn.Module) -> torch.device:
@@ -527,8 +535,12 @@ def execution_device(module: nn.Module) -> torch.device:
     placement = placement_of(module)
     if placement is not None:
         return placement.device_of(module)
-    devices = (tensor.device for _, tensor in named_tensors(module))
-    return next((device for device in devices if device.type != "meta"), torch.device("cpu"))
+    device = torch.device("cpu")
+    for _, tensor in named_tensors(module):
+        device = tensor.device
+        if device.type != "meta":
+            break
+    return device
 
 
 def execution_dtype(module: nn.Module) -> torch.dtype:
@@ -553,6 +565,11 @@ def at_home(module: nn.Module) -> Generator[nn.Module]:
         for placement in _placements(module):
             stack.enter_context(placement._lock)
         free(module)
+        for placement in _placements(module):
+            # The device may still be reading a home that is about to be edited.
+            for device in placement.plan.devices:
+                if has_streams(device):
+                    torch.get_device_module(device).synchronize(device)
         yield module
 
 

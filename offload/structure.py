@@ -19,11 +19,16 @@ _READ_THEIR_CHILDREN = (nn.MultiheadAttention, nn.TransformerEncoderLayer)
 
 
 def tensor_names(module: nn.Module) -> dict[str, list[str]]:
-    """All names of each parameter and buffer, by its first name; a tied tensor has several."""
+    """All names of each parameter and buffer, by its first name; a tied tensor has several.
+
+    A module that is a part in two places counts in the first of them.
+    """
+    known = {name for name, _ in submodules(module)}
     first: dict[int, str] = {}
     result: dict[str, list[str]] = {}
     for name, tensor in named_tensors(module):
-        result.setdefault(first.setdefault(id(tensor), name), []).append(name)
+        if name.rpartition(".")[0] in known:
+            result.setdefault(first.setdefault(id(tensor), name), []).append(name)
     return result
 
 
@@ -119,8 +124,11 @@ def find_blocks(module: nn.Module) -> tuple[list[str], list[str]]:
         if next(_tensors(part), None) is None:
             return
         simple = not holds_declared(part) and not any(_is_stack_of_parts(each) for each in part.modules())
-        if name and (type(part).__name__ in declared or (element and simple)):
+        called = bool(name) and not isinstance(part, _NOT_CALLED)
+        if called and (type(part).__name__ in declared or (element and simple)):
             blocks.append(name)
+        elif isinstance(part, (nn.ParameterList, nn.ParameterDict)):
+            pass  # never called; its tensors come in with the module around it
         elif not name or isinstance(part, _LISTS) or holds_declared(part) or _holds_list(part):
             for child_name, child in part.named_children():
                 visit(f"{name}.{child_name}" if name else child_name, child, isinstance(part, _LISTS))
