@@ -7,6 +7,7 @@
 `VaeImageProcessor` joins these; the functions above it are its parts. PIL is imported only where a picture is touched.
 """
 
+import math
 import os
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, cast
@@ -336,6 +337,8 @@ class VaeImageProcessor(ConfigMixin):
             pixels = pixels.float() / 255.0
         if self.config.do_normalize:
             low, high = (float(bound) for bound in pixels.aminmax())
+            if not math.isfinite(low) or not math.isfinite(high):
+                raise ValueError("image holds values that are not finite (NaN or infinity)")
             if high > 2.0:
                 raise ValueError(
                     f"image has values up to {high:g}: floats must run from 0 to 1; convert 0..255 to uint8"

@@ -27,8 +27,8 @@ class StepCallback:
         if callback is not None and not callable(callback):
             raise TypeError(f"callback_on_step_end={callback!r} is not callable; pass a function or None")
         names = getattr(callback, "tensor_inputs", names)
-        if isinstance(names, str):
-            raise TypeError(f"callback_on_step_end_tensor_inputs={names!r} is a string; pass a list of names")
+        if names is not None and not isinstance(names, list | tuple):
+            raise TypeError(f"callback_on_step_end_tensor_inputs={names!r} is no list; pass a list of names")
         self.pipe, self.callback = pipe, callback
         self.names = ["latents"] if names is None else list(names)
         offered = list(pipe._callback_tensor_inputs)

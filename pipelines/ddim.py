@@ -10,6 +10,7 @@ from ..models.unets.unet_2d import UNet2DModel
 from ..schedulers.base import Scheduler
 from ..schedulers.ddim import DDIMScheduler
 from .ddpm import ImagePipelineOutput, UnconditionalPipeline
+from .loop import check_share
 
 
 class DDIMPipeline(UnconditionalPipeline):
@@ -51,5 +52,6 @@ class DDIMPipeline(UnconditionalPipeline):
             ValueError: for an argument that makes no sense; it is named, and the model has not been called.
             NumericalError: if the model gives values that are not finite.
         """
+        check_share("eta", eta)
         options = {"eta": eta, "use_clipped_model_output": bool(use_clipped_model_output)}
         return self._draw(batch_size, generator, num_inference_steps, output_type, return_dict, **options)

@@ -38,6 +38,8 @@ def check_latents(latents: torch.Tensor, expected: tuple[int, ...], name: str = 
             f"{name} has shape {tuple(latents.shape)}, expected {expected}: (prompts x num_images_per_prompt, "
             f"channels, height and width divided by the autoencoder's scale)"
         )
+    if not latents.is_floating_point() or not bool(latents.isfinite().all()):
+        raise ValueError(f"{name} must hold finite floating-point numbers, but has {latents.dtype} or NaN or infinity")
 
 
 def start_latents(

@@ -2,6 +2,7 @@
 
 import inspect
 import math
+import numbers
 import operator
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -56,7 +57,7 @@ def plan_steps(
         schedule: what else the scheduler's `set_timesteps` takes, such as `mu`.
 
     Raises:
-        TypeError: if `num_inference_steps` is not a whole number.
+        TypeError: if `num_inference_steps` is not a whole number, or `timesteps` or `sigmas` no list of numbers.
         ValueError: if it is less than 1, both `timesteps` and `sigmas` are given or one is empty, `strength` is out of
             its range or leaves no step, or the scheduler refuses the values.
     """
@@ -64,11 +65,13 @@ def plan_steps(
         raise ValueError("timesteps and sigmas exclude each other: pass one of them")
     given = {name: value for name, value in (("timesteps", timesteps), ("sigmas", sigmas)) if value is not None}
     for name, values in given.items():
+        check_numbers(name, values)
         if len(values) == 0:
             raise ValueError(f"{name} is empty: pass one value for each step, or leave it out")
         num_inference_steps = len(values)
     count = check_count("num_inference_steps", num_inference_steps)
-    check_strength(strength)
+    if strength is not None:
+        check_share("strength", strength)
     own = scheduler.copy_for_run()
     # Values that are given decide the number of steps, which the scheduler must not be told as well.
     own.set_timesteps(*([] if given else [count]), device=device, **given, **schedule)
@@ -97,17 +100,26 @@ def check_count(name: str, value: Any) -> int:
     return count
 
 
-def check_strength(strength: float | None) -> None:
-    """Refuse a strength outside of 0 to 1."""
-    if strength is None:
-        return
-    if not isinstance(strength, int | float) or not 0.0 <= strength <= 1.0:
-        raise ValueError(f"strength={strength!r} must be a number from 0 (keep the image) to 1 (ignore it)")
+def check_numbers(name: str, values: Any) -> None:
+    """Refuse what is not a list, array or tensor of numbers."""
+    try:
+        if isinstance(values, str):
+            raise TypeError
+        for value in values:
+            float(value)
+    except (TypeError, ValueError):
+        raise TypeError(f"{name} must be a list of numbers, not {values!r}") from None
+
+
+def check_share(name: str, value: Any) -> None:
+    """Refuse what is not a number from 0 to 1, such as a strength."""
+    if not isinstance(value, numbers.Real) or not 0 <= value <= 1:
+        raise ValueError(f"{name}={value!r} must be a number from 0 to 1")
 
 
 def check_scale(name: str, value: Any) -> None:
     """Refuse a guidance scale, or a like number, that is not finite."""
-    if not isinstance(value, int | float) or not math.isfinite(value):
+    if not isinstance(value, numbers.Real) or not math.isfinite(value):
         raise ValueError(f"{name}={value!r} must be a finite number")
 
 

@@ -18,7 +18,7 @@ from ...schedulers.base import Scheduler
 from ..base import Pipeline
 from ..guidance import guidance_embedding, guide
 from ..latents import check_size, decode_latents
-from ..loop import Steps, check_count, check_scale, step_options, walk
+from ..loop import Steps, check_count, check_scale, check_share, step_options, walk
 from ..text import (
     as_prompts,
     check_clip_skip,
@@ -177,11 +177,12 @@ class StableDiffusionBase(Pipeline):
     # ---- check ----
 
     def _check(
-        self, prompts: Prompts, guidance_scale: float, output_type: str | None, generator: Generators | None
+        self, prompts: Prompts, guidance_scale: float, eta: float, output_type: str | None, generator: Generators | None
     ) -> int:
         """Refuse arguments that do not make sense, before any model is called; return how many pictures are drawn."""
         batch = prompts.count() * prompts.num_images_per_prompt
         check_scale("guidance_scale", guidance_scale)
+        check_share("eta", eta)
         check_clip_skip(prompts.clip_skip, self.text_encoder)
         check_output_type(output_type)
         check_generator(generator, batch, self._execution_device)

@@ -67,7 +67,12 @@ def make_canvas(
     crop = None if padding is None else for_masks.get_crop_region(mask_image, width, height, padding)
     shape: dict[str, Any] = {"resize_mode": "default" if crop is None else "fill", "crops_coords": crop}
     pixels = for_images.preprocess(image, height, width, **shape).float()
-    mask = for_masks.preprocess(mask_image, height, width, **shape).float()
+    try:
+        mask = for_masks.preprocess(mask_image, height, width, **shape).float()
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"mask_image cannot be used: {error}") from error
+    if mask.shape[1] != 1:
+        raise ValueError(f"mask_image has {mask.shape[1]} channels, expected 1")
     factor = for_images.config.vae_scale_factor
     canvas = Canvas(pixels, mask, crop, count, batch, (height // factor, width // factor))
     canvas.for_each(pixels, "image")

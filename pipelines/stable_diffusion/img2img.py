@@ -10,7 +10,7 @@ from diffusion_core.randomness import Generators, randn_tensor
 
 from ..callbacks import Callback
 from ..latents import encode_image, spread
-from ..loop import plan_steps
+from ..loop import check_share, plan_steps
 from .base import Prompts, StableDiffusionBase
 from .output import StableDiffusionPipelineOutput
 
@@ -66,7 +66,8 @@ class StableDiffusionImg2ImgPipeline(StableDiffusionBase):
             clip_skip=clip_skip,
             long_prompt=long_prompt,
         )
-        batch = self._check(prompts, guidance_scale, output_type, generator)
+        batch = self._check(prompts, guidance_scale, eta, output_type, generator)
+        check_share("strength", strength)
         pixels = self._pixels(image, prompts.count(), batch)
         state = {"guidance_scale": guidance_scale, "guidance_rescale": 0.0, "clip_skip": clip_skip}
         with self.run(**state, num_timesteps=0) as run:

@@ -11,7 +11,7 @@ from diffusion_core.randomness import Generators, randn_tensor
 from ...models.autoencoders.asymmetric import AsymmetricAutoencoderKL
 from ..callbacks import Callback
 from ..latents import check_latents, encode_image, spread
-from ..loop import Steps, plan_steps
+from ..loop import Steps, check_share, plan_steps
 from .base import Prompts, StableDiffusionBase, Tensors
 from .canvas import Canvas, check_crop, make_canvas
 from .output import StableDiffusionPipelineOutput
@@ -105,7 +105,8 @@ class StableDiffusionInpaintPipeline(StableDiffusionBase):
             clip_skip=clip_skip,
             long_prompt=long_prompt,
         )
-        batch = self._check(prompts, guidance_scale, output_type, generator)
+        batch = self._check(prompts, guidance_scale, eta, output_type, generator)
+        check_share("strength", strength)
         sees_mask = self._sees_mask()
         if padding_mask_crop is not None:
             check_crop(padding_mask_crop, image, mask_image, output_type)
@@ -169,6 +170,8 @@ class StableDiffusionInpaintPipeline(StableDiffusionBase):
         if latents is not None:
             check_latents(latents, (canvas.batch, *shape))
         if masked_image_latents is not None:
+            if not isinstance(masked_image_latents, torch.Tensor):
+                raise TypeError(f"masked_image_latents must be a tensor, not {type(masked_image_latents).__name__}")
             canvas.for_each(masked_image_latents, "masked_image_latents")
             check_latents(masked_image_latents, (len(masked_image_latents), *shape), "masked_image_latents")
         if canvas.pixels.shape[1] != self.latent_channels:

@@ -9,7 +9,7 @@ from diffusion_core.randomness import Generators
 
 from ..callbacks import Callback
 from ..latents import check_latents, start_latents
-from ..loop import plan_steps
+from ..loop import check_share, plan_steps
 from .base import Prompts, StableDiffusionBase
 from .output import StableDiffusionPipelineOutput
 
@@ -85,7 +85,8 @@ class StableDiffusionPipeline(StableDiffusionBase):
             clip_skip=clip_skip,
             long_prompt=long_prompt,
         )
-        batch = self._check(prompts, guidance_scale, output_type, generator)
+        batch = self._check(prompts, guidance_scale, eta, output_type, generator)
+        check_share("guidance_rescale", guidance_rescale)
         shape = self._latent_shape(batch, height, width, latents)
         state = {"guidance_scale": guidance_scale, "guidance_rescale": guidance_rescale, "clip_skip": clip_skip}
         with self.run(**state, num_timesteps=0) as run:

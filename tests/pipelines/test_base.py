@@ -250,7 +250,7 @@ def test_a_wrong_answer_is_named(pipe: Drawer, returned, error, message) -> None
     ("callback", "names", "error", "message"),
     [
         (print, ["latent"], ValueError, r"\['latent'\].*Drawer offers \['latents', 'embeds'\]"),
-        (print, "latents", TypeError, "is a string"),
+        (print, "latents", TypeError, "pass a list"),
         ("f", None, TypeError, "not callable"),
     ],
 )

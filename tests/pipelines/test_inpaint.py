@@ -111,6 +111,9 @@ def test_callbacks_see_the_mask() -> None:
         ({"image": None}, "image is missing"),
         ({"mask_image": None}, "mask_image is missing"),
         ({"mask_image": [sd.mask()] * 3}, "mask_image has 3 entries for 2 prompts"),
+        ({"mask_image": 5}, "mask_image cannot be used"),
+        ({"mask_image": torch.rand(1, 2, 32, 32)}, "mask_image has 2 channels"),
+        ({"masked_image_latents": 5}, "masked_image_latents must be a tensor"),
         ({"height": 30}, "height=30 must be a positive multiple of 4"),
         ({"strength": 2}, "strength=2"),
         ({"latents": torch.zeros(1, 4, 8, 8)}, r"expected \(2, 4, 8, 8\)"),
@@ -124,7 +127,7 @@ def test_callbacks_see_the_mask() -> None:
     ],
 )
 def test_wrong_arguments_are_refused(arguments: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises((ValueError, TypeError), match=message):
         pipe(NAME)(**{**BASE, "generator": seeded(), "output_type": "pil", **arguments})
 
 

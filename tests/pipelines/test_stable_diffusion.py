@@ -322,6 +322,16 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"timesteps": []}, "timesteps is empty"),
     ({"callback_on_step_end_tensor_inputs": ["noise"]}, "noise"),
     ({"callback_on_step_end": 3}, "callback_on_step_end=3"),
+    ({"callback_on_step_end_tensor_inputs": 3}, "callback_on_step_end_tensor_inputs=3"),
+    ({"timesteps": "x"}, "timesteps must be a list of numbers"),
+    ({"timesteps": 5}, "timesteps must be a list of numbers"),
+    ({"sigmas": [1.5, "a"]}, "sigmas must be a list of numbers"),
+    ({"eta": None}, "eta=None must be a number from 0 to 1"),
+    ({"eta": -1}, "eta=-1 must be a number from 0 to 1"),
+    ({"guidance_rescale": "x"}, "guidance_rescale='x' must be a number from 0 to 1"),
+    ({"guidance_rescale": float("nan")}, "guidance_rescale=nan"),
+    ({"latents": torch.full((1, 4, 8, 8), float("nan"))}, "latents must hold finite"),
+    ({"latents": torch.ones(1, 4, 8, 8, dtype=torch.int64)}, "latents must hold finite"),
 ]
 
 
@@ -341,6 +351,8 @@ def test_wrong_arguments_are_refused_before_any_model_is_called(
         ({"strength": 1.5}, "strength=1.5 must be a number from 0"),
         ({"strength": -0.1}, "strength=-0.1"),
         ({"strength": 0.1}, "leaves no step"),
+        ({"strength": None}, "strength=None"),
+        ({"image": torch.full((1, 3, 32, 32), float("nan"))}, "image holds values that are not finite"),
         ({"image": None}, "image is missing"),
         ({"image": "cat.png"}, "image must be PIL images"),
         ({"image": [sd.image()] * 3}, "image has 3 entries for 1 prompts"),
