@@ -9,7 +9,7 @@ dropping a model frees its memory at once.
 from __future__ import annotations
 
 import contextlib
-import threading
+import sys
 import weakref
 from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import contextmanager
@@ -22,6 +22,7 @@ from torch import nn
 from diffusion_core.errors import PlacementError
 from diffusion_core.logging import get_logger
 
+from .calls import Call, Lane, Run
 from .gates import CALL, Override, Watcher, remove_override, unwatch, watch
 from .groups import LiveGroup, Place
 from .homes import Homes
@@ -43,49 +44,6 @@ Modules = nn.Module | Mapping[str, nn.Module]
 _owners: weakref.WeakKeyDictionary[nn.Module, tuple[weakref.ref[Placement], str]] = weakref.WeakKeyDictionary()
 
 
-class Lane:
-    """Groups of which one at a time is in, `Until.NEXT`. Placements that have shared a module share it."""
-
-    def __init__(self) -> None:
-        self.groups: weakref.WeakSet[LiveGroup] = weakref.WeakSet()
-        self.lock = threading.RLock()
-
-
-class _Call:
-    """The watcher of one method of one module for a placement."""
-
-    order = 0
-
-    def __init__(self, placement: Placement, name: str, method: str) -> None:
-        self.placement = placement
-        self.name = name
-        self.method = method
-        self.number = 0
-        self.groups: list[LiveGroup] = []
-        self.generation = 0
-
-    def enter(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        return self.placement.enter(self, args, kwargs)
-
-    def result(self, output: Any) -> Any:
-        return self.placement.result(output)
-
-    def leave(self) -> None:
-        self.placement.leave(self)
-
-
-class _Run(threading.local):
-    """Where a thread is: the calls that are going on, and the two that began last.
-
-    `callers` has, for each call that is going on, the device that its results go to, or None if they stay.
-    """
-
-    def __init__(self) -> None:
-        self.callers: list[torch.device | None] = []
-        self.before: int | None = None
-        self.call: int | None = None
-
-
 class Placement:
     """A plan that is applied; made by `apply_plan`.
 
@@ -100,7 +58,7 @@ class Placement:
         self._roots = {name: weakref.ref(module) for name, module in modules.items()}
         self._lane = lane
         self._lock = lane.lock
-        self._run = _Run()
+        self._run = Run()
         self._order = Order()
         self._seen: dict[str, None] = {}
         self._homes = Homes(plan.transfers)
@@ -243,7 +201,7 @@ class Placement:
             for method in dict.fromkeys([CALL, *methods]):
                 self._numbers[name, method] = len(self._groups_of)
                 self._groups_of.append(groups)
-                watch(module, method, _Call(self, name, method))
+                watch(module, method, Call(self, name, method))
                 self._gates.append((weakref.ref(module), method))
         for module in self.modules.values():
             Override(module, "_apply", self._apply)
@@ -276,7 +234,7 @@ class Placement:
         self._bind(plan)
 
     def _is_mine(self, watcher: Watcher) -> bool:
-        return isinstance(watcher, _Call) and watcher.placement is self
+        return isinstance(watcher, Call) and watcher.placement is self
 
     def _disown(self, module: nn.Module) -> None:
         for part in module.modules():
@@ -304,7 +262,7 @@ class Placement:
     # ---- calls ----
 
     def enter(
-        self, call: _Call, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """A call begins: bring in what it needs, and fetch what comes after it."""
         run = self._run
@@ -336,10 +294,12 @@ class Placement:
         caller = self._run.callers[-1]
         return output if caller is None else send(output, caller)
 
-    def leave(self, call: _Call) -> None:
+    def leave(self, call: Call) -> None:
         """A call ends, in whatever way: let go of what is not needed any more."""
         run = self._run
         with self._lock:
+            if self._ahead and isinstance(sys.exc_info()[1], torch.OutOfMemoryError):
+                self._fetch_less()
             for group in call.groups:
                 group.active -= 1
             run.callers.pop()
@@ -351,7 +311,7 @@ class Placement:
                 if group.spec.until is Until.USED and not self._is_wanted(group, run):
                     self._let_go(group)
 
-    def _is_wanted(self, group: LiveGroup, run: _Run) -> bool:
+    def _is_wanted(self, group: LiveGroup, run: Run) -> bool:
         """Whether to keep a group after a call: one module's if it is called again at once, several modules' until
         the last of them has been called. Before that is known, these are kept until another such group comes in."""
         if run.call is None:
@@ -368,7 +328,7 @@ class Placement:
             logger.info("the structure of the module has changed; %s is planned anew", self.plan.name)
             self._rebind()
 
-    def _finish(self, run: _Run) -> None:
+    def _finish(self, run: Run) -> None:
         self._order.note(run.before, run.call, END)
         run.before = run.call = None
         for group in [*self._inside]:
@@ -414,7 +374,7 @@ class Placement:
             self._ahead.pop(group, None)
             group.let_go()
 
-    def _fetch_ahead(self, run: _Run) -> None:
+    def _fetch_ahead(self, run: Run) -> None:
         """Start the way of the groups that the next calls need, and drop those that were expected but are not now."""
         options = self.plan.transfers
         if not options.streams or run.call is None:
@@ -422,8 +382,7 @@ class Placement:
         wanted: dict[LiveGroup, None] = {}
         size = 0
         for number in self._order.chain(run.before, run.call, _LONGEST_CHAIN):
-            new = [group for group in self._groups_of[number] if group.spec.until is Until.USED and not group.active]
-            new = [group for group in new if group not in wanted]
+            new = [group for group in self._groups_of[number] if group not in wanted and self._may_come(group)]
             size += sum(group.size for group in new)
             if wanted and (len(wanted) + len(new) > options.ahead or size > self._most_ahead):
                 break
@@ -435,15 +394,21 @@ class Placement:
             try:
                 group.bring_in()
             except torch.OutOfMemoryError:
-                # The call itself needs room too. From now on, less is fetched ahead.
-                self._most_ahead = sum(each.size for each in self._ahead) // 2
-                for each in [*self._ahead]:
-                    self._let_go(each)
+                self._fetch_less()
                 break
             self._inside[group] = self._ahead[group] = None
 
+    def _may_come(self, group: LiveGroup) -> bool:
+        return group.spec.until is Until.USED and not group.active and (not group.is_in or group in self._ahead)
+
+    def _fetch_less(self) -> None:
+        """Memory is short, and calls need room too: from now on, fetch half as much ahead."""
+        self._most_ahead = sum(group.size for group in self._ahead) // 2
+        for group in [*self._ahead]:
+            self._let_go(group)
+
     def _move_inputs(
-        self, call: _Call, run: _Run, outermost: bool, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, call: Call, run: Run, outermost: bool, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         inner = len(self.plan.devices) > 1 and bool(call.groups)
         returns = call.name in self.plan.returns or (outermost and self.plan.return_outputs)

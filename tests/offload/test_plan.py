@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
@@ -54,6 +54,7 @@ def modules(draw):
     return root
 
 
+@settings(deadline=None, max_examples=50)
 @given(modules(), st.integers(1, 4))
 def test_every_tensor_is_in_exactly_one_group_of_every_strategy(module, count):
     names = dict(submodules(module))
@@ -68,6 +69,7 @@ def test_every_tensor_is_in_exactly_one_group_of_every_strategy(module, count):
         assert all(group.until is Until.REMOVED for group in bounded.groups)
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=20), st.integers(50, 1000))
 def test_a_budget_is_never_exceeded_and_well_used(sizes, budget):
     module = nn.Module()
