@@ -384,6 +384,12 @@ class VPScheduler(Scheduler):
             return self._move(int(value))
         return self._moves[self._step_index]
 
+    def _single(self, timestep: Timestep) -> tuple[np.float32, np.float32]:
+        """The move in float32, for weights that are rounded as the reference rounds them: where a step is small, they
+        are differences in which float32 loses digits."""
+        kept, kept_next = self._move_for(timestep)
+        return np.float32(kept), np.float32(kept_next)
+
     def _step_done(self) -> None:
         self._step_index = None if self._step_index is None else self._step_index + 1
 
@@ -419,6 +425,8 @@ class VEScheduler(VPScheduler):
     The model still wants the VP sample, which `scale_model_input` gives.
     """
 
+    _scales: dict[float, float]
+
     def _take_training_schedule(self, *, ends_clean: bool = True) -> None:
         super()._take_training_schedule(ends_clean=ends_clean)
         if self.config.get("rescale_betas_zero_snr"):
@@ -428,6 +436,12 @@ class VEScheduler(VPScheduler):
         self._training_sigmas = training_sigmas(self.alphas_cumprod)
         times = np.arange(len(self._kept), dtype=np.float64)[::-1]
         self._take_schedule(times, "cpu", sigmas=[*self._training_sigmas[::-1], 0.0])
+
+    def _take_schedule(self, timesteps: Array | Sequence[float], device: Device, **given: Any) -> None:
+        super()._take_schedule(timesteps, device, **given)
+        if self.sigmas is not None:
+            # sqrt(sigma^2 + 1), by torch: its square root is not quite numpy's
+            self._scales = dict(zip(self._sigmas, to_list((self.sigmas**2 + 1).sqrt()), strict=True))
 
     @property
     def init_noise_sigma(self) -> float:  # type: ignore[override]
@@ -440,7 +454,7 @@ class VEScheduler(VPScheduler):
         """``sample / sqrt(sigma^2 + 1)``: of unit variance, as the model was trained on."""
         if timestep is None:
             raise ValueError(f"{type(self).__name__}.scale_model_input needs the timestep")
-        return sample / math.hypot(self._sigmas[self._index(timestep)], 1.0)
+        return sample / self._scales[self._sigmas[self._index(timestep)]]
 
     def _sigma_schedule(
         self, num_inference_steps: int | None, timesteps: Numbers | None, sigmas: Numbers | None
@@ -460,12 +474,16 @@ class VEScheduler(VPScheduler):
             spacing, offset = config["timestep_spacing"], config["steps_offset"]
             count = check_steps(num_inference_steps)
             times = spaced_timesteps(spacing, count, train_steps, offset=offset, whole=False)
-        levels = sigma_at(times, known)
+        # the levels are those of the timesteps that the model is told, which are float32
+        levels = sigma_at(times.astype(np.float32), known)
         end = known[0] if config.get("final_sigmas_type") == "sigma_min" else 0.0
-        ends_noisy = end >= levels[-1]
+        high, low = levels[0], levels[-1]
         if mode is not None:
+            ends = (known[-1], known[0]) if config.get("interpolation_type") == "log_linear" else (high, low)
             high, low = config.get("sigma_max"), config.get("sigma_min")
-            high, low = levels[0] if high is None else high, levels[-1] if low is None else low
+            high, low = ends[0] if high is None else high, ends[1] if low is None else low
+        ends_noisy = end >= low
+        if mode is not None:
             levels = respaced(mode, float(high), float(low), len(levels) + ends_noisy)
             times = timestep_at(levels, known)
         elif ends_noisy:
@@ -502,8 +520,14 @@ class VEScheduler(VPScheduler):
         """
         kind, level = self.config["prediction_type"], sigma if raised is None else raised
         # a v-prediction is taken for the level at which the model made it
-        original = predict_original_ve(kind, output, sample, sigma if kind == "v_prediction" else level)
-        return original, output if kind == "epsilon" else (sample - original).div_(level)
+        made = sigma if kind == "v_prediction" else level
+        original = predict_original_ve(kind, output, sample, made, self._scales[sigma])
+        return original, (sample - original).div_(level)
+
+    @staticmethod
+    def _moved(sample: torch.Tensor, slope: torch.Tensor, start: float, end: float) -> torch.Tensor:
+        """The sample moved along a slope from one sigma to another, rounded as `predict_original_ve` says."""
+        return (slope * float(np.float32(end) - np.float32(start))).add_(sample)
 
 
 def check_one_schedule(

@@ -1,7 +1,6 @@
 """Deterministic sampling in few steps, with noise added back on request."""
 
-import math
-
+import numpy as np
 import torch
 
 from diffusion_core.randomness import Generators
@@ -86,8 +85,8 @@ class DDIMScheduler(VPScheduler):
         """
         if generator is not None and variance_noise is not None:
             raise ValueError("give generator or variance_noise, not both")
-        kept, kept_next = self._move_for(timestep)
-        alpha, sigma = math.sqrt(kept), math.sqrt(1 - kept)
+        kept, kept_next = self._single(timestep)
+        alpha, sigma = float(np.sqrt(kept)), float(np.sqrt(1 - kept))
         original = self._predict_original(model_output, sample, alpha, sigma)
         kind = self.config["prediction_type"]
         if use_clipped_model_output or kind == "sample":
@@ -96,10 +95,11 @@ class DDIMScheduler(VPScheduler):
             noise = model_output
         else:
             noise = torch.add(sigma * sample, model_output, alpha=alpha)
-        variance = eta**2 * (1 - kept_next) / (1 - kept) * (1 - kept / kept_next)
-        previous = torch.add(math.sqrt(kept_next) * original, noise, alpha=math.sqrt(max(1 - kept_next - variance, 0)))
+        fresh_share = np.float32(eta) * np.sqrt(max((1 - kept_next) / (1 - kept) * (1 - kept / kept_next), kept * 0))
+        stays = float(np.sqrt(max(1 - kept_next - fresh_share * fresh_share, kept * 0)))
+        previous = torch.add(float(np.sqrt(kept_next)) * original, noise, alpha=stays)
         if eta > 0:
             fresh = self._randn(model_output, generator) if variance_noise is None else variance_noise
-            previous = previous.add_(fresh, alpha=math.sqrt(max(variance, 0)))
+            previous = previous.add_(fresh, alpha=float(fresh_share))
         self._step_done()
         return self._result(return_dict, previous, original)

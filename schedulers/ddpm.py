@@ -3,6 +3,7 @@
 import math
 from typing import Any
 
+import numpy as np
 import torch
 
 from diffusion_core.randomness import Generators
@@ -79,29 +80,29 @@ class DDPMScheduler(VPScheduler):
             generator: for the noise; from a list, each image's own.
             return_dict: return a `SchedulerOutput` rather than a tuple.
         """
-        kept, kept_next = self._move_for(timestep)
+        kept, kept_next = self._single(timestep)
         learned: torch.Tensor | None = None
         if self.variance_type.startswith("learned") and model_output.shape[1] == 2 * sample.shape[1]:
             model_output, learned = torch.tensor_split(model_output, 2, dim=1)
-        alpha, sigma = math.sqrt(kept), math.sqrt(1 - kept)
+        alpha, sigma = float(np.sqrt(kept)), float(np.sqrt(1 - kept))
         original = self._predict_original(model_output, sample, alpha, sigma)
         # one step from the next level to this one multiplies by sqrt(ratio) and adds `beta`
         ratio = kept / kept_next
         beta = 1 - ratio
-        previous = (math.sqrt(kept_next) * beta / (1 - kept)) * original
-        previous = previous.add_(sample, alpha=math.sqrt(ratio) * (1 - kept_next) / (1 - kept))
+        previous = float(np.sqrt(kept_next) * beta / (1 - kept)) * original
+        previous = previous.add_(sample, alpha=float(np.sqrt(ratio) * (1 - kept_next) / (1 - kept)))
         if kept != self._kept[0]:
             noise = self._randn(model_output, generator)
             previous = previous.add_(noise.mul_(self._deviation(kept, kept_next, learned)))
         self._step_done()
         return self._result(return_dict, previous, original)
 
-    def _deviation(self, kept: float, kept_next: float, learned: torch.Tensor | None) -> Any:
+    def _deviation(self, kept: np.float32, kept_next: np.float32, learned: torch.Tensor | None) -> Any:
         """The standard deviation of the posterior."""
         if kept_next == 1:
             return 0.0  # the end is clean
-        large = 1 - kept / kept_next
-        small = max((1 - kept_next) / (1 - kept) * large, 1e-20)
+        large = float(1 - kept / kept_next)
+        small = max(float((1 - kept_next) / (1 - kept) * (1 - kept / kept_next)), 1e-20)
         if learned is None:
             return math.sqrt(large if self.variance_type.startswith("fixed_large") else small)
         if self.variance_type == "learned":

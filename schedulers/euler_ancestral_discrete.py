@@ -4,8 +4,8 @@ import torch
 
 from diffusion_core.randomness import Generators
 
-from .base import Device, SchedulerOutput, Timestep, VEScheduler, full_precision
-from .predictions import ancestral_split
+from .base import Device, SchedulerOutput, Timestep, VEScheduler, full_precision, tensor_of, to_list
+from .predictions import ancestral_splits
 from .sigmas import Numbers, choice
 
 
@@ -46,6 +46,8 @@ class EulerAncestralDiscreteScheduler(VEScheduler):
         times, levels = self._sigma_schedule(num_inference_steps, timesteps, sigmas)
         self.num_inference_steps = len(times)
         self._take_schedule(times, device, sigmas=levels)
+        downs, ups = ancestral_splits(tensor_of(self._sigmas, torch.float32))
+        self._splits = list(zip(to_list(downs), to_list(ups), strict=True))
 
     def step(
         self,
@@ -65,12 +67,12 @@ class EulerAncestralDiscreteScheduler(VEScheduler):
             return_dict: return a `SchedulerOutput` rather than a tuple.
         """
         index = self._index(timestep)
-        sigma, sigma_next = self._sigmas[index], self._sigmas[index + 1]
+        sigma = self._sigmas[index]
         sample = full_precision(sample)
         original, slope = self._solve(model_output, sample, sigma)
-        down, up = ancestral_split(sigma, sigma_next)
-        previous = torch.add(sample, slope, alpha=down - sigma)
+        down, up = self._splits[index]
+        previous = self._moved(sample, slope, sigma, down)
         # drawn on the last step too, where it counts for nothing, so that a generator ends as in the reference
-        previous = previous.add_(self._randn(model_output, generator), alpha=up).to(model_output.dtype)
+        previous = previous.add_(self._randn(model_output, generator) * up).to(model_output.dtype)
         self._step_index = index + 1
         return self._result(return_dict, previous, original)

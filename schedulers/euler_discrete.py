@@ -8,7 +8,7 @@ import torch
 from diffusion_core.randomness import Generators
 
 from .base import Device, SchedulerOutput, Timestep, VEScheduler, full_precision
-from .sigmas import Numbers, choice
+from .sigmas import Numbers, choice, exponential_sigmas, sigma_mode
 
 
 class EulerDiscreteScheduler(VEScheduler):
@@ -18,7 +18,8 @@ class EulerDiscreteScheduler(VEScheduler):
         num_train_timesteps: how many noise levels training had, T.
         beta_start, beta_end, beta_schedule, trained_betas: the noise that each adds; see `make_betas`.
         prediction_type: "epsilon", "sample" or "v_prediction".
-        interpolation_type: "linear", or "log_linear" (even in log sigma, ending at the lowest).
+        interpolation_type: "linear", or "log_linear" (even in log sigma, from the highest of training to the lowest,
+            whatever the timesteps).
         use_karras_sigmas, use_exponential_sigmas, use_beta_sigmas: one may choose another spacing of sigmas.
         sigma_min, sigma_max: the ends of that spacing; by default those of the schedule.
         timestep_spacing, steps_offset: how the steps are spread; see `spaced_timesteps`.
@@ -63,8 +64,8 @@ class EulerDiscreteScheduler(VEScheduler):
         """Choose the steps: how many, or which timesteps (falling), or which sigmas (falling, with the end)."""
         times, levels = self._sigma_schedule(num_inference_steps, timesteps, sigmas)
         config = self.config
-        if config["interpolation_type"] == "log_linear" and timesteps is None and sigmas is None:
-            levels = np.exp(np.linspace(math.log(levels[0]), math.log(levels[-2]), len(levels)))
+        if config["interpolation_type"] == "log_linear" and sigmas is None and sigma_mode(config) is None:
+            levels = exponential_sigmas(self._training_sigmas[-1], self._training_sigmas[0], len(levels))
         if config["timestep_type"] == "continuous" and config["prediction_type"] == "v_prediction":
             times = 0.25 * np.log(levels[:-1])
         self.num_inference_steps = len(times)
@@ -101,6 +102,6 @@ class EulerDiscreteScheduler(VEScheduler):
             noise = self._randn(model_output, generator)
             sample = torch.add(sample, noise, alpha=s_noise * math.sqrt(raised**2 - sigma**2))
         original, slope = self._solve(model_output, sample, sigma, raised)
-        previous = torch.add(sample, slope, alpha=sigma_next - raised).to(model_output.dtype)
+        previous = self._moved(sample, slope, raised, sigma_next).to(model_output.dtype)
         self._step_index = index + 1
         return self._result(return_dict, previous, original)

@@ -72,11 +72,11 @@ class HeunDiscreteScheduler(TwoStageScheduler):
             original = self._limit(original)
             slope = (sample - original).div_(self._sigmas[index])
         if self._pending is None:
-            previous = torch.add(sample, slope, alpha=self._sigmas[index + 1] - self._sigmas[index])
+            previous = self._moved(sample, slope, self._sigmas[index], self._sigmas[index + 1])
             self._pending = (sample, slope) if index + 1 < len(self._times) else None
         else:
             start, first = self._pending
-            previous = torch.add(start, first + slope, alpha=(self._sigmas[index] - self._sigmas[index - 1]) / 2)
+            previous = self._moved(start, (first + slope).div_(2), self._sigmas[index - 1], self._sigmas[index])
             self._pending = None
         self._step_index = index + 1
         return self._result(return_dict, previous.to(model_output.dtype), original)

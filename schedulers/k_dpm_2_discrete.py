@@ -5,7 +5,7 @@ import torch
 
 from .base import Device, SchedulerOutput, Timestep, full_precision
 from .sigmas import Array, Numbers, choice, sigma_mode, timestep_at
-from .two_stage import TwoStageScheduler
+from .two_stage import TwoStageScheduler, between
 
 
 class KDPM2DiscreteScheduler(TwoStageScheduler):
@@ -53,12 +53,12 @@ class KDPM2DiscreteScheduler(TwoStageScheduler):
         times, levels = self._sigma_schedule(num_inference_steps, timesteps, sigmas)
         if sigmas is None and sigma_mode(self.config) == "karras":
             times = np.round(times)
-        between = self._second_levels(levels)
-        self._take_two_stages(times, levels, timestep_at(between, self._training_sigmas), between, device)
+        second = self._second_levels(levels)
+        self._take_two_stages(times, levels, timestep_at(second, self._training_sigmas), second, device)
 
     def _second_levels(self, levels: Array) -> Array:
         """The sigma that each step but the last looks ahead to."""
-        return np.asarray(np.sqrt(levels[:-2] * levels[1:-1]), dtype=np.float64)
+        return between(levels[:-2], levels[1:-1])
 
     def step(
         self, model_output: torch.Tensor, timestep: Timestep, sample: torch.Tensor, return_dict: bool = True
@@ -75,11 +75,11 @@ class KDPM2DiscreteScheduler(TwoStageScheduler):
         sample = full_precision(sample)
         original, slope = self._solve(model_output, sample, self._sigmas[index])
         if self._pending is None:
-            previous = torch.add(sample, slope, alpha=self._sigmas[index + 1] - self._sigmas[index])
+            previous = self._moved(sample, slope, self._sigmas[index], self._sigmas[index + 1])
             self._pending = (sample, slope) if index + 1 < len(self._times) else None
         else:
             start, _ = self._pending
-            previous = torch.add(start, slope, alpha=self._sigmas[index + 1] - self._sigmas[index - 1])
+            previous = self._moved(start, slope, self._sigmas[index - 1], self._sigmas[index + 1])
             self._pending = None
         self._step_index = index + 1
         return self._result(return_dict, previous.to(model_output.dtype), original)

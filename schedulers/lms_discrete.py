@@ -91,8 +91,8 @@ class LMSDiscreteScheduler(VEScheduler):
         original, slope = self._solve(model_output, sample, self._sigmas[index])
         self._slopes = [slope, *self._slopes[: order - 1]]
         usable = len(self._slopes)
-        previous = sample
-        for back, past in enumerate(self._slopes):
-            previous = torch.add(previous, past, alpha=self.get_lms_coefficient(usable, index, back))
+        weights = [self.get_lms_coefficient(usable, index, back) for back in range(usable)]
+        moves = [past * weight for past, weight in zip(self._slopes, weights, strict=True)]
+        previous = sum(moves[1:], start=moves[0]).add_(sample)
         self._step_index = index + 1
         return self._result(return_dict, previous, original)

@@ -1,9 +1,9 @@
 """Pseudo numerical methods: Runge-Kutta and linear multistep, made to stay on the data's manifold."""
 
-import math
 from collections.abc import Sequence
 from itertools import pairwise
 
+import numpy as np
 import torch
 
 from .base import Device, SchedulerOutput, Timestep, VPScheduler, check_one_schedule
@@ -169,11 +169,15 @@ class PNDMScheduler(VPScheduler):
         return levels[0], levels[1]
 
     def _transfer(self, sample: torch.Tensor, noise: torch.Tensor, kept: float, kept_next: float) -> torch.Tensor:
-        """The sample moved to another level along the noise (arXiv 2202.09778, eq. 11)."""
+        """The sample moved to another level along the noise (arXiv 2202.09778, eq. 11).
+
+        In float32, and operation by operation: on a steep schedule `kept` is 1e-9, and what is rounded is magnified.
+        """
+        here, after = np.float32(kept), np.float32(kept_next)
         if self.config["prediction_type"] == "v_prediction":
-            noise = torch.add(math.sqrt(kept) * noise, sample, alpha=math.sqrt(1 - kept))
-        scale = kept * math.sqrt(1 - kept_next) + math.sqrt(kept * (1 - kept) * kept_next)
-        return torch.sub(math.sqrt(kept_next / kept) * sample, noise, alpha=(kept_next - kept) / scale)
+            noise = (noise * float(np.sqrt(here))).add_(sample * float(np.sqrt(1 - here)))
+        scale = here * np.sqrt(1 - after) + np.sqrt(here * (1 - here) * after)
+        return sample * float(np.sqrt(after / here)) - (noise * float(after - here)).div_(float(scale))
 
 
 def _weighted(weights: tuple[float, ...], outputs: list[torch.Tensor]) -> torch.Tensor:

@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import torch
 
 from .sigmas import choice
@@ -36,11 +37,21 @@ def predict_original(kind: str, output: torch.Tensor, sample: torch.Tensor, alph
     return torch.sub(sample, output, alpha=sigma).div_(alpha)
 
 
-def predict_original_ve(kind: str, output: torch.Tensor, sample: torch.Tensor, sigma: float) -> torch.Tensor:
-    """The same for ``sample = x_0 + sigma eps``, where the model saw the sample scaled to unit variance."""
+def predict_original_ve(
+    kind: str, output: torch.Tensor, sample: torch.Tensor, sigma: float, scale: float
+) -> torch.Tensor:
+    """The same for ``sample = x_0 + sigma eps``, where the model saw the sample divided by ``scale``, to unit variance.
+
+    Sigmas reach 20,000, where a float32 sample is exact to 0.002 at best, and a run magnifies the rounding of every
+    operation. So that runs can be compared with those of other libraries, products and sums are rounded one by one, in
+    float32, and not fused.
+    """
     if kind == "v_prediction":
-        scale = 1 / math.hypot(sigma, 1.0)
-        return torch.sub(sample * scale**2, output, alpha=sigma * scale)
+        single = np.float32(sigma)
+        variance = float(single * single + np.float32(1))
+        return (output * float(-single / np.float32(scale))).add_(sample / variance)
+    if kind == "epsilon":
+        return sample - output * sigma
     return predict_original(kind, output, sample, 1.0, sigma)
 
 
@@ -55,6 +66,17 @@ def ancestral_split(sigma: float, sigma_next: float) -> tuple[float, float]:
     ``up^2 = sigma_next^2 (sigma^2 - sigma_next^2) / sigma^2`` and ``down^2 = sigma_next^2 - up^2``.
     """
     return sigma_next**2 / sigma, sigma_next * math.sqrt(max(1 - (sigma_next / sigma) ** 2, 0.0))
+
+
+def ancestral_splits(sigmas: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The same for every step of a float32 schedule, ``(down, up)``.
+
+    As the formulas stand, in float32: the differences of squares lose digits, and a run that is compared with other
+    libraries' has to lose the same.
+    """
+    here, after = sigmas[:-1] ** 2, sigmas[1:] ** 2
+    up = (after * (here - after) / here).clamp(min=0).sqrt()
+    return (after - up**2).clamp(min=0).sqrt(), up
 
 
 def threshold_sample(original: torch.Tensor, ratio: float, most: float) -> torch.Tensor:

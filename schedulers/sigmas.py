@@ -82,9 +82,16 @@ def sigma_at(timesteps: Array | float, sigmas: Array) -> Array:
 
 
 def timestep_at(sigma: Array | float, sigmas: Array) -> Array:
-    """The timestep of a sigma, linear in ``log sigma`` between training steps; the inverse of the schedule."""
-    logs = np.log(np.maximum(sigmas, 1e-10))
-    return np.asarray(np.interp(np.log(np.maximum(sigma, 1e-10)), logs, np.arange(len(sigmas))), dtype=np.float64)
+    """The timestep of a sigma, linear in ``log sigma`` between training steps; the inverse of the schedule.
+
+    The logarithms of training's sigmas are float32, those of `sigma` as exact as it is given: so timesteps equal the
+    reference's to the last digit.
+    """
+    logs, here = np.log(np.maximum(sigmas.astype(np.float32), 1e-10)), np.log(np.maximum(sigma, 1e-10))
+    below = np.clip(np.searchsorted(logs, here, side="right") - 1, 0, max(len(logs) - 2, 0))
+    above = np.minimum(below + 1, len(logs) - 1)
+    share = np.clip((logs[below] - here) / np.minimum(logs[below] - logs[above], -1e-30), 0, 1)
+    return np.asarray((1 - share) * below + share * above, dtype=np.float64)
 
 
 def check_steps(num_inference_steps: Any, train_steps: int | None = None) -> int:

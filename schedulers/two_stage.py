@@ -2,10 +2,18 @@
 
 from itertools import zip_longest
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from .base import Device, Timestep, VEScheduler
 from .sigmas import Array
+
+
+def between(high: Array, low: Array) -> npt.NDArray[np.float32]:
+    """The geometric means of two rows of sigmas, by way of float32 logarithms as in the reference."""
+    upper, lower = (torch.from_numpy(levels).float().log() for levels in (high, low))
+    return np.asarray(lower.lerp(upper, 0.5).exp().numpy())
 
 
 class TwoStageScheduler(VEScheduler):
