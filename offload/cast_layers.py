@@ -6,21 +6,23 @@ subclass of its class, in which `weight` is a property. The layer's own `forward
 anyone else gets a `WeightView`.
 """
 
-# pyright: reportPrivateUsage=false
+# pyright: reportPrivateUsage=false, reportUnknownMemberType=false
 
 import functools
 import threading
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 from .encodings import Encoding
+from .engine import at_home
 from .weight_view import WeightView
 
+_can_hold: Callable[[torch.Tensor, torch.Tensor], bool] = cast("Any", torch)._has_compatible_shallow_copy_type
 # The layer whose forward runs in this thread.
 _running = threading.local()
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -75,11 +77,16 @@ class _Source:
         store(self.layer, self.name, values)
 
 
+def stored_parts(layer: nn.Module) -> dict[str, Stored]:
+    """What is known of the stored parameters of a layer, by their names; nothing for a layer that is not cast."""
+    return layer.__dict__.get("_stored", {})
+
+
 def _parts(layer: nn.Module, name: str) -> tuple[Stored, nn.Parameter, torch.Tensor | None]:
     """What is known of a stored parameter, its stored form, and its scales if it has any."""
     parameter = layer._parameters[name]
     assert parameter is not None
-    return layer.__dict__["_stored"][name], parameter, layer._buffers.get(scale_name(name))
+    return stored_parts(layer)[name], parameter, layer._buffers.get(scale_name(name))
 
 
 def decoded(layer: nn.Module, name: str) -> torch.Tensor:
@@ -110,7 +117,7 @@ def store(layer: nn.Module, name: str, values: torch.Tensor) -> None:
         raise ValueError(f"{name} has the shape {tuple(parameter.shape)}, the new values {tuple(values.shape)}")
     if stored.encoding.overflows(values):
         raise ValueError(f"{name}: the new values have no form in {stored.encoding.dtype}; use storage='fp8_scaled'")
-    with torch.no_grad():
+    with torch.no_grad(), at_home(layer):
         if stored.master is not None and values is not stored.master:
             stored.master.copy_(values)
         encoded, new_scale = stored.encoding.encode(values)
@@ -138,7 +145,7 @@ class CastLayer(nn.Module):
             _running.layer = outer
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name not in self.__dict__.get("_stored", ()):
+        if name not in stored_parts(self):
             super().__setattr__(name, value)
         elif value is None or (isinstance(value, nn.Parameter) and value.shape != self._parameters[name].shape):  # pyright: ignore[reportOptionalMemberAccess]
             del self._stored[name]
@@ -173,7 +180,14 @@ class CastLayer(nn.Module):
                 destination[prefix + name] = destination[key]
 
     def _load_from_state_dict(
-        self, state_dict: Any, prefix: str, metadata: Any, strict: bool, missing: list[str], *rest: Any
+        self,
+        state_dict: Any,
+        prefix: str,
+        local_metadata: Any,
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
     ) -> None:
         """Take what is stored here; the rest as ever."""
         others = dict(state_dict)
@@ -181,8 +195,9 @@ class CastLayer(nn.Module):
             values = others.get(prefix + name)
             if isinstance(values, torch.Tensor) and values.shape == _parts(self, name)[1].shape:
                 store(self, name, others.pop(prefix + name).detach())
-        super()._load_from_state_dict(others, prefix, metadata, strict, missing, *rest)
-        missing[:] = [key for key in missing if key not in state_dict]
+        rest: Any = (local_metadata, strict, missing_keys, unexpected_keys, error_msgs)
+        super()._load_from_state_dict(others, prefix, *rest)
+        missing_keys[:] = [key for key in missing_keys if key not in state_dict]
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         return _rebuild, (type(self).__bases__[1], tuple(self._stored)), self.__dict__
@@ -206,7 +221,14 @@ def _apply_to_bits(fn: Callable[[torch.Tensor], torch.Tensor], bits: set[int], t
     if id(tensor) not in bits:
         return fn(tensor)
     raw = tensor.detach().view(_INTEGERS[tensor.element_size()])
-    return fn(raw).view(tensor.dtype)
+    moved = fn(raw)
+    if moved is raw:
+        return tensor
+    if isinstance(tensor, nn.Parameter) or not _can_hold(tensor, moved):
+        return moved.view(tensor.dtype)
+    # `nn.Module` would put a new buffer in each layer that shares it.
+    tensor.data = moved.view(tensor.dtype)
+    return tensor
 
 
 def _read(layer: CastLayer, name: str) -> Any:
@@ -238,7 +260,7 @@ def _cast_class(cls: type[nn.Module], names: tuple[str, ...]) -> type[CastLayer]
     mixin = _CastEmbedding if cls.forward is nn.Embedding.forward else CastLayer
     entries: dict[str, Any] = {name: _weight_property(name) for name in names}
     entries |= {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__}
-    return type(cls.__name__, (mixin, cls), entries)
+    return cast("type[CastLayer]", type(cls.__name__, (mixin, cls), entries))
 
 
 def _rebuild(cls: type[nn.Module], names: tuple[str, ...]) -> nn.Module:
@@ -261,4 +283,4 @@ def cast_layer(layer: nn.Module, stored: dict[str, Stored]) -> None:
 def uncast_layer(layer: CastLayer) -> None:
     """Give a layer its class back."""
     del layer.__dict__["_stored"]
-    layer.__class__ = original_class(layer)
+    cast("nn.Module", layer).__class__ = original_class(layer)

@@ -18,12 +18,13 @@ from torch import nn
 
 from diffusion_core.logging import get_logger
 
-from .cast_layers import CastLayer, Stored, cast_layer, decoded, original_class, scale_name, uncast_layer
+from .cast_layers import CastLayer, Stored, cast_layer, decoded, original_class, scale_name, stored_parts, uncast_layer
 from .encodings import Encoding, parse_encoding
-from .engine import at_home
+from .engine import at_home, placement_of
 from .mixin import OffloadMixin
 from .sizes import format_bytes
 from .stores import _mapped_ranges as mapped_ranges
+from .structure import submodules
 
 logger = get_logger(__name__)
 
@@ -160,7 +161,11 @@ def remove_layerwise_casting(module: nn.Module) -> None:
     with at_home(module):
         _restore(module, keep=frozenset(), encoding=None)
         # What places the tensors learns from this that they have changed.
-        module._apply(lambda tensor: tensor)
+        cast("Any", module)._apply(_unchanged)
+
+
+def _unchanged(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor
 
 
 def is_cast(module: nn.Module) -> bool:
@@ -171,10 +176,11 @@ def is_cast(module: nn.Module) -> bool:
 def compute_dtypes(module: nn.Module) -> Iterator[tuple[str, torch.dtype]]:
     """Name and dtype of each parameter and buffer, of stored ones the dtype that they are decoded to."""
     for kind in ("_parameters", "_buffers"):
-        for path, part in module.named_modules():
-            stored: dict[str, Stored] = part.__dict__.get("_stored", {})
+        for path, part in submodules(module):
+            stored = stored_parts(part)
             scales = {scale_name(name) for name in stored}
-            for name, tensor in getattr(part, kind).items():
+            tensors: dict[str, torch.Tensor | None] = getattr(part, kind)
+            for name, tensor in tensors.items():
                 if tensor is not None and name not in scales:
                     dtype = stored[name].compute_dtype if name in stored else tensor.dtype
                     yield (f"{path}.{name}" if path else name), dtype
@@ -319,6 +325,9 @@ def _store(layers: dict[str, nn.Module], chosen: frozenset[int], encoding: Encod
                 values = parameter.detach()
                 stored = Stored(encoding, compute, parameter, values if mapped.holds(values) else None)
                 form, scale = encoding.encode(values)
+                if scale is not None and placement_of(layer) is not None:
+                    # Where a placement takes it from, and brings it back to: its parameter may be on a device now.
+                    scale = scale.cpu()
                 in_memory += values.nbytes if stored.master is None else 0
                 if not form.is_floating_point():
                     parameter.requires_grad_(False)
@@ -387,7 +396,7 @@ def _others(module: nn.Module, present: torch.dtype) -> Iterator[tuple[nn.Module
             if words and set(words).intersection(name.split(".")):
                 kept.add(id(tensor))
     for part in module.modules():
-        stored = part.__dict__.get("_stored", {})
+        stored = stored_parts(part)
         own = {*stored, *map(scale_name, stored)}
         for name, tensor in [*part._parameters.items(), *part._buffers.items()]:
             if tensor is not None and tensor.dtype == present and id(tensor) not in kept and name not in own:
@@ -408,7 +417,11 @@ def _remember_others(module: nn.Module, chosen: frozenset[int], present: torch.d
 def _convert_others(module: nn.Module, present: torch.dtype, compute: torch.dtype) -> None:
     """Bring what is not stored in fewer bits to the compute dtype."""
     convert = {id(tensor) for _, _, tensor in _others(module, present)} if present != compute else set[int]()
-    module._apply(lambda tensor: tensor.to(compute) if id(tensor) in convert else tensor)
+
+    def converted(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.to(compute) if id(tensor) in convert else tensor
+
+    cast("Any", module)._apply(converted)
 
 
 class _ShowsDtype(nn.Module):
@@ -420,7 +433,7 @@ class _ShowsDtype(nn.Module):
         for part in self.modules():
             if isinstance(part, CastLayer):
                 return next(iter(part._stored.values())).compute_dtype
-        return cast("torch.dtype", super().dtype)  # pyright: ignore[reportAttributeAccessIssue]
+        return cast("Any", super()).dtype
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         return _rebuild, (type(self).__bases__[1],), self.__dict__

@@ -71,7 +71,7 @@ class Encoding:
             return stored.to(dtype)
         # float16 has too few exponents for the scales of small weights.
         wide = torch.float32 if dtype == torch.float16 else dtype
-        return (stored.to(wide) * scale.to(wide)).to(dtype)
+        return (stored.to(wide) * scale.to(stored.device, wide)).to(dtype)
 
 
 def _blocks(tensor: torch.Tensor, like: torch.Tensor | None = None) -> tuple[torch.Tensor, ...]:

@@ -1,6 +1,6 @@
 """Memory layouts of weights by tensor: channels last for 4 axes, its 3d form for 5, nothing for others."""
 
-from typing import TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import nn
@@ -52,4 +52,4 @@ def to_memory_format(module: _Module, memory_format: "torch.memory_format | str"
         layout = layout_of(tensor, memory_format)
         return tensor if layout is None else tensor.to(memory_format=layout)
 
-    return module._apply(convert)  # pyright: ignore[reportPrivateUsage, reportUnknownMemberType]
+    return cast("Any", module)._apply(convert)

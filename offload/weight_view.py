@@ -1,5 +1,7 @@
 """`WeightView`: a stored weight as everything but the layer itself sees it, in full precision."""
 
+# pyright: reportPrivateUsage=false
+
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -19,10 +21,6 @@ _OUTSIDE = {
     )),
     torch.is_floating_point, torch.is_complex, torch.numel,
 }  # fmt: skip
-# As torch itself has them: the simulated accelerator puts a property of its own over `Tensor.data`.
-_Base: Any = torch._C.TensorBase  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]
-_ALIASES = {_Base.data.__get__, _Tensor.detach}
-_SET_DATA = _Base.data.__set__
 _IN_PLACE = {"__setitem__", *(
     f"__i{name}__" for name in ("add", "sub", "mul", "truediv", "div", "floordiv", "mod", "pow", "and", "or", "xor",
                                 "lshift", "rshift")
@@ -63,18 +61,33 @@ class WeightView(torch.Tensor):
             part: the values that the view shows, if not all: a view into `whole`.
             whole: what `source.exact()` gave, and `source.store` shall get when the part was changed.
         """
-        view = torch.Tensor._make_wrapper_subclass(  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]
+        view = torch.Tensor._make_wrapper_subclass(  # pyright: ignore[reportAttributeAccessIssue]
             WeightView, like.shape, strides=like.stride(), dtype=dtype, device=like.device
         )
         view._source, view._part, view._whole = source, part, whole
         return view
+
+    @property
+    def data(self) -> "WeightView":
+        """The same view, as changes through it count too; setting it sets the values."""
+        return self
+
+    @data.setter
+    def data(self, values: torch.Tensor) -> None:
+        # A copy would repeat smaller ones.
+        if self.shape != values.shape:
+            raise ValueError(
+                f"the weight is stored with the shape {tuple(self.shape)}; new values have {tuple(values.shape)}. "
+                "Assign a new nn.Parameter to the layer to change the shape."
+            )
+        self.copy_(values)
 
     @classmethod
     def __torch_function__(
         cls, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         if func in _OUTSIDE:
-            with torch._C.DisableTorchFunctionSubclass():  # pyright: ignore[reportPrivateUsage]
+            with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **(kwargs or {}))
         return _run(func, args, kwargs or {})
 
@@ -87,17 +100,9 @@ class WeightView(torch.Tensor):
 
 def _run(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run an operator on the exact values, and store what it changed."""
-    if func in _ALIASES:
+    if func == _Tensor.detach:
         return args[0]
     name = getattr(func, "__name__", "").split(".")[0]
-    if func == _SET_DATA:
-        # A new tensor in place of the old one means new values. A copy would repeat smaller ones.
-        if args[0].shape != args[1].shape:
-            raise ValueError(
-                f"the weight is stored with the shape {tuple(args[0].shape)}; new values have {tuple(args[1].shape)}. "
-                "Assign a new nn.Parameter to the layer to change the shape."
-            )
-        func, name = _Tensor.copy_, "copy_"
     opened: dict[int, tuple[WeightView, torch.Tensor, torch.Tensor]] = {}
 
     def values(item: Any) -> Any:
@@ -111,7 +116,11 @@ def _run(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     result = func(*tree_map(values, args), **tree_map(values, kwargs))
     for view in _changed(name, args, kwargs):
         view._source.store(opened[id(view)][2])
-    return tree_map(lambda item: _as_view(item, list(opened.values())), result)
+
+    def shown(item: Any) -> Any:
+        return _as_view(item, list(opened.values()))
+
+    return tree_map(shown, result)
 
 
 def _changed(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[WeightView]:
