@@ -48,7 +48,7 @@ def compare(pair, steps, *, batch=2, seed=0, set_options=None, several=True, fir
         used = given.get("generator", [])
         states.append([one.get_state() for one in (used if isinstance(used, list) else [used])])
     times = [scheduler.timesteps.double() for scheduler in pair]
-    torch.testing.assert_close(times[1], times[0], rtol=0, atol=2e-2)
+    torch.testing.assert_close(times[1], times[0], rtol=0, atol=1e-3)
     assert all(torch.equal(a, b) for a, b in zip(*states, strict=True)), "drew another amount of noise"
     return worst_difference(*traces)
 
@@ -59,14 +59,13 @@ def test_trajectories_equal_the_references(name, betas):
     kinds = ["epsilon", "v_prediction", *(["sample"] if name in SAMPLE else [])]
     modes = MODES[:1] if name in ONE_MODE else MODES
     worse = {}
-    # its last timesteps are noise 10,000 times the signal, from which float32 cannot step down to 1e-5 in any library
-    spacings = SPACINGS[1:3] if betas == "squaredcos_cap_v2" and name[:2] != "DD" else SPACINGS
+    # PNDM and KDPM2Ancestral start from noise 10,000 times the signal, and not yet with the reference's very rounding
+    steep = betas == "squaredcos_cap_v2" and name in ("PNDM", "KDPM2AncestralDiscrete")
+    spacings = SPACINGS[1:3] if steep else SPACINGS
     for seed, (kind, (spacing, offset), mode) in enumerate(itertools.product(kinds, spacings, modes)):
         config = {"prediction_type": kind, "timestep_spacing": spacing, "steps_offset": offset, **mode, **BETAS[betas]}
         pair = both(name, **config)
-        # a fall by a factor of thousands within a few steps magnifies float32's rounding
-        steep = betas == "squaredcos_cap_v2" or "use_beta_sigmas" in mode or "use_exponential_sigmas" in mode
-        tolerance = 1e-4 if steep and name[:2] != "DD" else 1e-5
+        tolerance = 1e-4 if name == "PNDM" and betas == "squaredcos_cap_v2" else 1e-5
         # the reference finds the level below the next as a difference of squares, in float32
         tolerance = 5e-4 if name == "KDPM2AncestralDiscrete" else tolerance
         for steps in (4, 11) if name == "PNDM" else (1, 3, 11):
@@ -136,10 +135,8 @@ OPTIONS = {
 @pytest.mark.parametrize("case", OPTIONS)
 def test_options_equal_the_references(case):
     name, config, options = OPTIONS[case]
-    # Euler's zero SNR is a sigma of 4096, from which float32 steps down less exactly
-    tolerance = 2e-5 if case == "euler_zero_snr" else 1e-5
     for steps, seed in ((4, 0), (13, 1)):
-        assert compare(both(name, **config), steps, seed=seed, **options) <= tolerance
+        assert compare(both(name, **config), steps, seed=seed, **options) <= 1e-5
 
 
 CUSTOM = [
