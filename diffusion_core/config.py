@@ -170,7 +170,12 @@ class ConfigMixin:
             ConfigError: if the file is not a JSON object.
             CheckpointError: if the repo cannot be reached.
         """
+        if not isinstance(pretrained_model_name_or_path, str | os.PathLike):
+            kind = type(pretrained_model_name_or_path).__name__
+            raise TypeError(f"pretrained_model_name_or_path must be a folder or a repo id, not {kind}")
         path = Path(pretrained_model_name_or_path).expanduser()
+        if path.is_file() and path.suffix in {".safetensors", ".bin", ".ckpt", ".pt", ".pth"}:
+            raise ConfigError(f"{path} is a file of weights: name the folder that holds it and {cls.config_name}")
         if not path.is_file():
             try:
                 path = find_file(
@@ -262,7 +267,10 @@ def _recording(init: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(init)
     def recorded(self: ConfigMixin, *args: Any, **kwargs: Any) -> None:
         if "_internal_dict" not in self.__dict__:
-            bound = signature.bind(self, *args, **kwargs)
+            try:
+                bound = signature.bind(self, *args, **kwargs)
+            except TypeError as error:
+                raise TypeError(f"{type(self).__name__}: {error}") from None
             given = set(bound.arguments)
             bound.apply_defaults()
             known = type(self).config_arguments()

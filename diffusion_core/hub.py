@@ -254,7 +254,7 @@ def unique_pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def likely_cause(file: Path) -> str:
-    """What a file that is no checkpoint probably is, as the end of a message; empty if nothing is recognised."""
+    """What a file that cannot be read probably is, as the end of a message; empty if nothing is recognised."""
     try:
         with file.open("rb") as stream:
             head = stream.read(512)
@@ -267,6 +267,10 @@ def likely_cause(file: Path) -> str:
         return ". It is a git-lfs pointer, not the file itself: run `git lfs pull`, or download from the Hub."
     if text.startswith((b"<!doctype", b"<html", b"<?xml")):
         return ". It is a web page saved under this name: the download needs a login, or its address was wrong."
+    if head.startswith((b"PK\x03\x04", b"\x80\x02")) and file.suffix == ".bin":
+        return ". It was cut off, or holds more than tensors, which is never read."
+    if text.startswith(b"{") and file.suffix != ".json":
+        return ". It is JSON text, perhaps a server's message saved under this name: download it again."
     if head.startswith((b"PK\x03\x04", b"\x80\x02")):
         return ". It is a file for `torch.load`: give it the suffix .bin and pass use_safetensors=False."
     if head.startswith(b"GGUF"):

@@ -372,8 +372,8 @@ def read_pickle(path: Path) -> dict[str, torch.Tensor]:
     Raises:
         CorruptFileError: if it is not such a file, or holds anything else.
     """
+    size = path.stat().st_size if path.is_file() else 0
     try:
-        size = path.stat().st_size
         try:
             content = torch.load(path, map_location="cpu", weights_only=True, mmap=not is_remote(path))
         except RuntimeError:  # the layout before torch 1.6 cannot be mapped
@@ -382,8 +382,9 @@ def read_pickle(path: Path) -> dict[str, torch.Tensor]:
         raise MissingFileError(f"there is no file {path}") from None
     except (pickle.UnpicklingError, RuntimeError, OSError, EOFError, ValueError, LookupError, TypeError,
             AttributeError, AssertionError, OverflowError, MemoryError, ImportError) as error:  # fmt: skip
-        reason = str(error).split("\n")[0]
-        raise CorruptFileError(f"{path} cannot be read as a .bin file: {reason}{likely_cause(path)}") from error
+        # What torch says of its own defaults would mislead, so a cause that is plain goes before it.
+        reason = likely_cause(path) or f": {str(error).splitlines()[0] if str(error) else type(error).__name__}"
+        raise CorruptFileError(f"{path} ({size} bytes) cannot be read as a .bin file{reason}") from error
     if not isinstance(content, dict):
         raise CorruptFileError(f"{path} ({size} bytes) holds a {type(content).__name__}, expected named tensors")
     entries = cast("dict[Any, Any]", content)

@@ -123,6 +123,13 @@ def test_bad_configs_are_explained(tmp_path):
             Lamp.load_config(tmp_path)
         assert "lamp.json" in str(caught.value)
     (tmp_path / "lamp.json").unlink()
+    (tmp_path / "lamp.safetensors").write_bytes(b"")
+    with pytest.raises(ConfigError, match="is a file of weights: name the folder"):
+        Lamp.load_config(tmp_path / "lamp.safetensors")
+    with pytest.raises(TypeError, match="pretrained_model_name_or_path must be a folder or a repo id, not NoneType"):
+        Lamp.load_config(None)
+    with pytest.raises(TypeError, match="Lamp: got an unexpected keyword argument 'volts'"):
+        Lamp(volts=1)
     for name in ("b", "a"):
         Lamp().save_config(tmp_path / name)
     with pytest.raises(MissingFileError, match="have one: a, b; pass subfolder='a'"):

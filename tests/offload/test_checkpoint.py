@@ -52,6 +52,7 @@ def opened(folder: Path, **options: object) -> Checkpoint:
         (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n", ["git-lfs pointer", "git lfs pull"]),
         (b"PK\x03\x04" + b"\0" * 60, ["torch.load", "use_safetensors=False"]),
         (b"GGUF" + b"\1" * 60, ["GGUF"]),
+        (b'{"error": "Repository not found"}', ["JSON text", "33 bytes"]),
         (b"\xff" * 64, ["announces a header of"]),
     ],
 )
@@ -434,6 +435,16 @@ def test_a_broken_bin_file_is_named(tmp_path, content):
     (tmp_path / f"{NAME}.bin").write_bytes(content)
     with pytest.raises(CorruptFileError, match=rf"{NAME}\.bin"):
         opened(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("content", "cause"), [(b"<html>" * 9, "web page"), (b"PK\x03\x04" + b"\0" * 50, "cut off"), (b"", "is empty")]
+)
+def test_a_broken_bin_file_tells_its_size_and_cause(tmp_path, content, cause):
+    (tmp_path / f"{NAME}.bin").write_bytes(content)
+    with pytest.raises(CorruptFileError, match=rf"\({len(content)} bytes\).*{cause}") as caught:
+        opened(tmp_path)
+    assert "weights_only" not in str(caught.value)
 
 
 def test_bin_files_of_old_torch_versions_are_read(tmp_path):

@@ -123,11 +123,11 @@ def test_real_tokenizers_give_the_tokens_of_their_own_padding(folder: str) -> No
     prompts = ["", "a photo of an astronaut riding a horse, 4k", "très jolie 🐈 " * 40]
     seen: list[Any] = []
 
-    class Encoder:
+    class Encoder(torch.nn.Module):
         config = SimpleNamespace(max_position_embeddings=77)
         device = torch.device("cpu")
 
-        def __call__(self, ids: torch.Tensor, **_: Any) -> Any:
+        def forward(self, ids: torch.Tensor, **_: Any) -> Any:
             seen.append(ids)
             tokens = torch.zeros(*ids.shape, 4)
             return _Out((tokens, tokens[:, 0]))
