@@ -97,15 +97,9 @@ class Model(ConfigMixin, OffloadMixin, nn.Module):
             subfolder: the folder of the model within the repo, such as "unet".
             variant: load the files of that variant, such as "fp16".
             use_safetensors: True takes only safetensors, False only `.bin`, None prefers safetensors.
-            device_map: where the weights go, straight from the file: one device; a dict from names of submodules to
-                devices, "cpu" or "disk", `""` for all else; "auto" fills the fastest device first and takes more if
-                one is too small, "balanced" fills all to the same share, "balanced_low_0" the first one last,
-                "sequential" one after another. What has no room stays on the CPU and comes in to be used.
-                `hf_device_map` tells the result.
-            max_memory: for the last four, bytes by device, as `{0: "8GB", "cpu": "30GB"}`. A device that is not named
-                is not used; what is over the cpu's bytes goes to disk.
-            offload_folder: where weights on disk go that are not in the checkpoint as they are needed; a temporary
-                folder if None.
+            device_map: where the weights go, straight from the file: a device, a dict by submodule, "auto", "balanced",
+                "balanced_low_0" or "sequential"; see the memory guide. `hf_device_map` tells the result.
+            max_memory, offload_folder: bytes by device as `{0: "8GB"}`, and a folder for "disk"; see there.
             strict: refuse missing, unexpected and mismatched tensors; if False, warn, and give what is missing the
                 layers' own initial values.
             ignore_mismatched_sizes: the same for mismatched tensors alone.
