@@ -69,6 +69,7 @@ class Placement:
         self._numbers: dict[tuple[str, str], int] = {}
         self._generation = 0
         self._most_ahead = 0
+        self._several_devices = False
         self._running = 0
         self._inside: dict[LiveGroup, None] = {}
         self._ahead: dict[LiveGroup, None] = {}
@@ -164,6 +165,7 @@ class Placement:
         largest = max(
             (sum(sizes[t] for t in g.tensors) for g in plan.groups if g.until is not Until.REMOVED), default=0
         )
+        self._several_devices = len(plan.devices) > 1
         for device in plan.devices:
             self._transfers.setdefault(device, self._transfer(device, largest))
         self._most_ahead = plan.transfers.ahead_bytes or (1 << 62)
@@ -410,7 +412,7 @@ class Placement:
     def _move_inputs(
         self, call: Call, run: Run, outermost: bool, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        inner = len(self.plan.devices) > 1 and bool(call.groups)
+        inner = self._several_devices and bool(call.groups)
         returns = call.name in self.plan.returns or (outermost and self.plan.return_outputs)
         if not (outermost or inner or returns):
             return args, kwargs

@@ -597,3 +597,47 @@ def test_excluded_arguments_are_not_moved():
     cache = [torch.ones(1)]
     layer(torch.ones(1, 2), cache=cache, other={"y": (torch.ones(1),)})
     assert seen == [(SIM, torch.device("cpu"), SIM)] and model is not None
+
+
+@two_devices
+@pytest.mark.parametrize("options", [{}, {"use_stream": True}, {"offload_to_disk_path": "away"}])
+def test_the_index_of_a_device_is_kept(simulated_devices, tmp_path, monkeypatch, options):
+    monkeypatch.chdir(tmp_path)
+    model = toy()
+    want = run(model, IDS)
+    apply_group_offloading(model, "sim:1", **options)
+    for _ in range(2):
+        assert torch.equal(run(model, IDS), want)
+    assert simulated_devices.statistics("sim:0").h2d == 0 < simulated_devices.statistics("sim:1").h2d
+    assert execution_device(model) == torch.device("sim:1")
+
+
+@two_devices
+def test_another_accelerator_can_be_the_home(simulated_devices):
+    model = toy()
+    want, before = run(model, IDS), picture(model)
+    apply_group_offloading(model, "sim:0", "sim:1", use_stream=True)
+    assert model.first.weight.device == torch.device("sim:1")
+    for _ in range(2):
+        assert torch.equal(run(model, IDS), want)
+    remove_group_offloading(model)
+    assert same(before, picture(model), addresses=False)
+
+
+def test_a_module_on_the_device_goes_home_and_returns_there(simulated_devices):
+    model = toy().to("sim:0")
+    want = run(model, IDS.to("sim:0"))
+    apply_group_offloading(model, "sim:0", offload_type="leaf_level")
+    assert simulated_devices.statistics().allocated < 2_000 and model.first.weight.device.type == "cpu"
+    assert torch.equal(run(model, IDS), want)
+    remove_group_offloading(model)
+    assert {parameter.device for parameter in model.parameters()} == {SIM}
+
+
+def test_quantised_tensors_are_refused():
+    from torch.testing._internal.two_tensor import TwoTensor
+
+    model = nn.Linear(2, 2, bias=False)
+    model.weight = nn.Parameter(TwoTensor(torch.ones(2, 2), torch.ones(2, 2)))
+    with pytest.raises(PlacementError, match="'weight' is a TwoTensor, which cannot be moved by its data"):
+        apply_group_offloading(model, "sim:0", offload_type="leaf_level")
