@@ -6,6 +6,8 @@ from itertools import pairwise
 import numpy as np
 import torch
 
+from diffusion_core.config import FrozenDict
+
 from .base import Device, SchedulerOutput, Timestep, VPScheduler, check_one_schedule
 from .sigmas import (
     Numbers,
@@ -19,6 +21,9 @@ from .sigmas import (
     training_sigmas,
 )
 
+# A call of the model: timestep, share of the signal before, share after, and the rule that moves the sample.
+Call = tuple[float, float, float, str]
+
 # Adams-Bashforth, newest first (arXiv 2202.09778, eq. 9 and its lower orders)
 _MULTISTEP = ((1.0,), (3 / 2, -1 / 2), (23 / 12, -16 / 12, 5 / 12), (55 / 24, -59 / 24, 37 / 24, -9 / 24))
 # Runge-Kutta's weights for its four stages (eq. 13)
@@ -29,8 +34,11 @@ class PNDMScheduler(VPScheduler):
     """PNDM (Liu et al., arXiv 2202.09778): eq. 11 moves the sample, eq. 9 and 13 say with which noise.
 
     The first steps, for want of a history, are Runge-Kutta's with four calls each, or, with `skip_prk_steps`, one
-    improved Euler step with two calls. A run that starts in the middle begins with Euler's step and builds its history
-    from there.
+    improved Euler step with two calls.
+
+    A run that starts in the middle and skips Runge-Kutta's steps repeats its first step too, but without the extra call
+    that a whole run has for it: it stays one level behind and ends a little noisy. That is what the reference does with
+    every Stable Diffusion checkpoint, so it is the default here; `start_exactly` begins with Euler's step instead.
 
     Args:
         num_train_timesteps: how many noise levels training had, T.
@@ -39,6 +47,7 @@ class PNDMScheduler(VPScheduler):
         set_alpha_to_one: end at no noise at all, rather than at the level of the first training step.
         prediction_type: "epsilon" or "v_prediction".
         timestep_spacing, steps_offset: how the steps are spread; see `spaced_timesteps`.
+        start_exactly: let a run that starts in the middle end at the picture; our own option.
     """
 
     def __init__(
@@ -53,13 +62,18 @@ class PNDMScheduler(VPScheduler):
         prediction_type: str = "epsilon",
         timestep_spacing: str = "leading",
         steps_offset: int = 0,
+        start_exactly: bool = False,
     ) -> None:
         choice("prediction_type", prediction_type, ("epsilon", "v_prediction"))
+        if not start_exactly:
+            # our own option: files and configs are diffusers' where it is not used
+            self._internal_dict = FrozenDict({key: self.config[key] for key in self.config if key != "start_exactly"})
         self._take_training_schedule(ends_clean=set_alpha_to_one)
         self.set_timesteps(num_train_timesteps)
 
     def _forget(self) -> None:
         super()._forget()
+        self._first: int | None = None  # the index of the run's first call
         self._outputs: list[torch.Tensor] = []  # the model's, newest first, for the multistep rule
         self._start: tuple[torch.Tensor, torch.Tensor] | None = (
             None  # of a step of several calls: sample, weighted noise
@@ -75,7 +89,8 @@ class PNDMScheduler(VPScheduler):
         """Choose the steps: how many, or which timesteps (falling), or which VE sigmas (falling, with the end)."""
         check_one_schedule(num_inference_steps, timesteps, sigmas)
         config, count = self.config, len(self)
-        self._calls: list[tuple[float, float, float, str]] = []  # timestep, share before, share after, which rule
+        self._calls: list[Call] = []
+        self._stride = 0
         if timesteps is None and sigmas is None:
             steps = check_steps(num_inference_steps)
             times = spaced_timesteps(config["timestep_spacing"], steps, count, offset=config["steps_offset"])
@@ -100,6 +115,7 @@ class PNDMScheduler(VPScheduler):
     def _plan_strides(self, times: list[int], stride: int) -> None:
         """The calls for evenly spread steps. Each counts on a whole stride, as the reference does."""
         calls, share = self._calls, self._share
+        self._stride = stride
         half, warm = stride // 2, self._warm_up(len(times))
         for here, after in pairwise(times[: warm + 1]):
             middle, kept = after + half, share(here)
@@ -142,14 +158,16 @@ class PNDMScheduler(VPScheduler):
             return_dict: return a `SchedulerOutput` rather than a tuple.
         """
         index = self._index(timestep)
-        _, kept, kept_next, rule = self._calls[index]
+        if self._first is None:
+            self._first = index
+        _, kept, kept_next, rule = self._call(index)
         noise = model_output
         if rule in ("multistep", "first stage"):
             self._outputs = [model_output, *self._outputs[:3]]
             self._start = (sample, model_output * _STAGES[0]) if rule == "first stage" else None
             if rule == "multistep":
                 noise = _weighted(_MULTISTEP[len(self._outputs) - 1], self._outputs)
-                if index + 1 < len(self._calls) and self._calls[index + 1][3] == "again":
+                if index + 1 < len(self._calls) and self._call(index + 1)[3] == "again":
                     self._start = (sample, model_output / 2)
         elif self._start is None:
             kept, kept_next = self._plain_move(index)
@@ -162,6 +180,16 @@ class PNDMScheduler(VPScheduler):
             sample = start
         self._step_index = index + 1
         return self._result(return_dict, self._transfer(sample, noise, kept, kept_next))
+
+    def _call(self, index: int) -> Call:
+        """The call at an index; in a run that starts in the middle, the second one repeats the first step."""
+        config, stride = self.config, self._stride
+        if not self._first or not config["skip_prk_steps"] or config.get("start_exactly") or not stride:
+            return self._calls[index]
+        here = int(self._calls[index][0])
+        if index == self._first + 1:
+            return here, self._share(min(here + stride, len(self) - 1)), self._share(here), "again"
+        return here, self._share(here), self._share(here - stride), "multistep"
 
     def _plain_move(self, index: int) -> tuple[float, float]:
         """From a call's own level to the next one's: what is left to do when a run begins amid a step."""

@@ -112,7 +112,7 @@ def test_own_schedules_equal_the_reference(scheduler: str, schedule: dict[str, A
     assert difference(*pair(scheduler_name=scheduler), **arguments) < 1e-4
 
 
-@pytest.mark.parametrize("scheduler", [name for name in sd.SCHEDULERS if name != "PNDMScheduler"])
+@pytest.mark.parametrize("scheduler", sd.SCHEDULERS)
 def test_image_to_image_equals_the_reference(scheduler: str) -> None:
     pipes = pair("StableDiffusionImg2ImgPipeline", scheduler)
     arguments = {"prompt": ["red", "cat"], "image": sd.image(), "num_inference_steps": 5, "strength": 0.6}
