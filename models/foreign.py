@@ -78,13 +78,13 @@ def load_transformers_model(
     with Checkpoint(files, disable_mmap=disable_mmap, verify_checksum=verify_checksum) as checkpoint:
         chosen_dtype = wanted or most_common_dtype(checkpoint.infos.values())
         layout = request.layout({"": _skeleton(cls, config)}, sizes_in(chosen_dtype))
-        device = layout.single or torch.device("cpu")
-        tensors = _converted(cls, checkpoint, wanted, device)
+        tensors = _converted(cls, checkpoint, wanted)
     if check_finite:
         bad = [name for name, tensor in tensors.items() if not is_finite(tensor)]
         if bad:
             raise NumericalError(f"{folder} holds NaN or infinity in {', '.join(bad)}: the file is damaged")
-    model = _assembled(cls, folder, config, tensors, chosen_dtype, device)
+    # transformers assembles on the CPU; sent there and back, weights would only take longer.
+    model = _assembled(cls, folder, config, tensors, chosen_dtype).to(layout.single or torch.device("cpu"))
     request.apply(model, layout)
     return model
 
@@ -131,17 +131,15 @@ def _concrete(cls: Any, config: Any) -> Any:
     return type(build_without_weights(lambda: cls.from_config(config)))
 
 
-def _converted(
-    cls: Any, checkpoint: Checkpoint, dtype: torch.dtype | None, device: torch.device
-) -> dict[str, torch.Tensor]:
-    """The tensors in their final dtype and place, but for those whose precision the class decides itself."""
+def _converted(cls: Any, checkpoint: Checkpoint, dtype: torch.dtype | None) -> dict[str, torch.Tensor]:
+    """The tensors in their final dtype, but for those whose precision the class decides itself."""
     kept = {*(getattr(cls, "_keep_in_fp32_modules", None) or ()), *(_strict_parts(cls))}
     result: dict[str, torch.Tensor] = {}
     for name, info in checkpoint.infos.items():
         convert = dtype is not None and info.dtype.is_floating_point and not kept.intersection(name.split("."))
-        if (convert and info.dtype != dtype) or device.type != "cpu":
+        if convert and info.dtype != dtype:
             checkpoint.prefetch(name)
-        result[name] = checkpoint[name].to(device=device, dtype=dtype if convert else None)
+        result[name] = checkpoint[name].to(dtype=dtype if convert else None)
     for alias, original in checkpoint.aliases.items():
         result.setdefault(alias, result[original])
     return result
@@ -160,9 +158,7 @@ def most_common_dtype(infos: Iterable[TensorInfo]) -> torch.dtype:
     return sizes.most_common(1)[0][0] if sizes else torch.float32
 
 
-def _assembled(
-    cls: Any, folder: Path, config: Any, tensors: Mapping[str, torch.Tensor], dtype: torch.dtype, device: torch.device
-) -> Any:
+def _assembled(cls: Any, folder: Path, config: Any, tensors: Mapping[str, torch.Tensor], dtype: torch.dtype) -> Any:
     with BUILDING:
         model, info = cls.from_pretrained(
             None,
@@ -188,4 +184,4 @@ def _assembled(
         from transformers import GenerationConfig
 
         model.generation_config = GenerationConfig.from_pretrained(folder)
-    return model.to(device).eval()
+    return model.eval()

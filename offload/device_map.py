@@ -64,7 +64,8 @@ def find_device(value: Any, argument: str = "device") -> torch.device:
         device = torch.empty(0, device=torch.device(value)).device
     except (RuntimeError, AssertionError, TypeError, ValueError, NotImplementedError) as error:
         reason = str(error).split("\n")[0]
-        raise PlacementError(f"{argument}: {value!r} is not a device that can be used here: {reason}") from error
+        shown = str(value) if isinstance(value, torch.device) else value
+        raise PlacementError(f"{argument}: {shown!r} is not a device that can be used here: {reason}") from error
     if device.type == "meta":
         raise PlacementError(f"{argument}: weights on 'meta' have no values; name a device, 'cpu' or 'disk'")
     return device
