@@ -280,7 +280,10 @@ def _castable(module: nn.Module, layers: dict[str, nn.Module], encoding: Encodin
         if layer._parameters.get("weight") is None or getattr(layer, "max_norm", None) is not None:
             continue
         for tensor in layer._parameters.values():
-            if tensor is None or id(tensor) in elsewhere or (encoding.scaled and tensor.dim() < 2):
+            if tensor is None or id(tensor) in elsewhere:
+                continue
+            # A bias is small: where the encoding does not suit it, it stays.
+            if tensor.dim() < 2 and (encoding.scaled or encoding.overflows(tensor.detach())):
                 continue
             stored = isinstance(layer, CastLayer) and tensor is layer._parameters.get("weight")
             if (tensor.is_floating_point() or stored) and type(tensor.data) is torch.Tensor and tensor.numel() > 0:
@@ -328,7 +331,7 @@ def _store(layers: dict[str, nn.Module], chosen: frozenset[int], encoding: Encod
                 if scale is not None and placement_of(layer) is not None:
                     # Where a placement takes it from, and brings it back to: its parameter may be on a device now.
                     scale = scale.cpu()
-                in_memory += values.nbytes if stored.master is None else 0
+                in_memory += values.nbytes if stored.master is None and not values.is_meta else 0
                 if not form.is_floating_point():
                     parameter.requires_grad_(False)
                 parameter.data = form

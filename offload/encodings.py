@@ -35,11 +35,15 @@ class Encoding:
         return self.storage != "plain"
 
     def overflows(self, values: torch.Tensor) -> bool:
-        """Whether a value is infinite, or too large for a plain cast, which would make it infinite or NaN."""
-        limit = torch.finfo(torch.float32).max if self.scaled else torch.finfo(self.dtype).max
-        if values.is_meta or values.element_size() == 1:
+        """Whether a value is not finite, or too large for a plain cast, which would make it so."""
+        if values.is_meta or values.numel() == 0:
             return False
-        return any(bool((block.abs() > limit).any()) for block in _blocks(values))
+        if values.element_size() == 1:
+            is_e4m3 = values.dtype == torch.float8_e4m3fn
+            return is_e4m3 and bool((values.view(torch.uint8).bitwise_and(0x7F) == 0x7F).any())
+        limit = torch.finfo(torch.float32).max if self.scaled else torch.finfo(self.dtype).max
+        low, high = torch.aminmax(values)
+        return not (float(low) >= -limit and float(high) <= limit)
 
     def encode(self, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
         """The stored form of `values`, in their memory layout, and the scales: of shape (rows, 1, ...), or None."""
@@ -68,10 +72,26 @@ class Encoding:
     def decode(self, stored: torch.Tensor, scale: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor:
         """The values in `dtype`, from the stored form or from rows of it with their scales."""
         if scale is None:
-            return stored.to(dtype)
+            return _widened(stored, dtype)
         # float16 has too few exponents for the scales of small weights.
         wide = torch.float32 if dtype == torch.float16 else dtype
-        return (stored.to(wide) * scale.to(stored.device, wide)).to(dtype)
+        return (_widened(stored, wide) * scale.to(stored.device, wide)).to(dtype)
+
+
+def _widened(stored: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """`stored.to(dtype)`, for 8-bit floats on the CPU several times faster than torch's own conversion.
+
+    A float16 has the same sign and fraction further left, and a larger exponent offset, which is a power of two. Stored
+    values are finite, so that no NaN has to be told apart.
+    """
+    if stored.device.type != "cpu" or stored.dtype not in _EIGHT_BIT_FLOATS or torch.compiler.is_compiling():
+        return stored.to(dtype)
+    bits = stored.detach().view(torch.int8).to(torch.int16)
+    if stored.dtype == torch.float8_e5m2:
+        return bits.bitwise_left_shift_(8).view(torch.float16).to(dtype)
+    # The sign, that `int8` to `int16` repeats, is cleared in the exponent's highest bit.
+    halves = bits.bitwise_left_shift_(7).bitwise_and_(~(1 << 14)).view(torch.float16)
+    return halves.to(dtype, copy=True).mul_(256)
 
 
 def _blocks(tensor: torch.Tensor, like: torch.Tensor | None = None) -> tuple[torch.Tensor, ...]:

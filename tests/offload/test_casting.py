@@ -133,6 +133,16 @@ def test_scales_help_where_weights_are_small():
     assert int8 < 0.009 and scaled < 0.027 and plain > 0.05
 
 
+@pytest.mark.parametrize("storage_dtype", [E4M3, E5M2])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_every_finite_8_bit_float_is_decoded_as_torch_does(storage_dtype, dtype):
+    every = torch.arange(256, dtype=torch.uint8).view(storage_dtype)
+    every = every[every.float().isfinite()]
+    expected = every.to(dtype)
+    decoded = Encoding("plain", storage_dtype).decode(every, None, dtype)
+    assert torch.equal(decoded, expected) and torch.equal(decoded.signbit(), expected.signbit())
+
+
 def test_large_weights_are_encoded_by_blocks_of_rows(monkeypatch):
     values = torch.randn(33, 10, 2)
     encoding = parse_encoding("int8", None)
@@ -774,7 +784,9 @@ def test_weights_too_large_for_a_plain_cast_are_refused_before_anything_changes(
     with pytest.raises(ValueError, match="no form"):
         module[1].weight.data.mul_(float("inf"))
     plain = nn.Linear(4, 4)
+    plain.bias.data[0] = 1000.0
     apply_layerwise_casting(plain)
+    assert stored_names(plain) == {"weight"} and plain.bias[0] == 1000.0
     with pytest.raises(ValueError, match="no form"):
         plain.weight.data.fill_(1000.0)
     assert plain.weight.abs().max() < 1
