@@ -116,15 +116,15 @@ def find_blocks(module: nn.Module) -> tuple[list[str], list[str]]:
     declared = _declared(module)
     blocks: list[str] = []
     loose: list[str] = []
-    seen: set[nn.Module] = set()
+    seen: set[int] = set()  # numbers, since a function that calls itself keeps what it knows until a collection
 
     def holds_declared(part: nn.Module) -> bool:
         return any(type(each).__name__ in declared for each in list(part.modules())[1:])
 
     def visit(name: str, part: nn.Module, element: bool) -> None:
-        if part in seen or next(_tensors(part), None) is None:
+        if id(part) in seen or next(_tensors(part), None) is None:
             return
-        seen.add(part)
+        seen.add(id(part))
         simple = not holds_declared(part) and not any(_is_stack_of_parts(each) for each in part.modules())
         called = bool(name) and not isinstance(part, _NOT_CALLED)
         if called and (type(part).__name__ in declared or (element and simple)):
