@@ -14,6 +14,8 @@ from .models.base import ModelMixin as ModelMixin
 from .models.controlnet import ControlNetModel as ControlNetModel
 from .models.unets.unet_2d import UNet2DModel as UNet2DModel
 from .models.unets.unet_2d_condition import UNet2DConditionModel as UNet2DConditionModel
+from .offload.group_offload import apply_group_offloading as apply_group_offloading
+from .offload.group_offload import remove_group_offloading as remove_group_offloading
 from .outputs import BaseOutput as BaseOutput
 from .pipelines.auto import AutoPipelineForImage2Image as AutoPipelineForImage2Image
 from .pipelines.auto import AutoPipelineForInpainting as AutoPipelineForInpainting
