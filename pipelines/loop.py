@@ -113,7 +113,7 @@ def check_numbers(name: str, values: Any) -> None:
 
 def check_share(name: str, value: Any) -> None:
     """Refuse what is not a number from 0 to 1, such as a strength."""
-    if not isinstance(value, numbers.Real) or not 0 <= value <= 1:
+    if not isinstance(value, numbers.Real) or not 0 <= float(value) <= 1:
         raise ValueError(f"{name}={value!r} must be a number from 0 to 1")
 
 

@@ -117,7 +117,9 @@ class StableDiffusionBase(Pipeline):
 
     def _fitting(self, scheduler: Any) -> Any:
         """The scheduler, or a copy of it with the settings that latents need."""
-        config = {} if scheduler is None else scheduler.config
+        if scheduler is None:
+            return None
+        config = scheduler.config
         wrong = {key: value for key, value in self._scheduler_settings.items() if config.get(key, value) != value}
         if not wrong:
             return scheduler
@@ -367,7 +369,7 @@ class StableDiffusionBase(Pipeline):
     # ---- decode ----
 
     def _decode(
-        self, latents: torch.Tensor, output_type: str, generator: Generators | None, **conditions: Any
+        self, latents: torch.Tensor, output_type: str | None, generator: Generators | None, **conditions: Any
     ) -> tuple[Any, list[bool] | None]:
         """The pictures in the form asked for, and which of them the safety checker took out."""
         if output_type == "latent":

@@ -145,7 +145,8 @@ class StableDiffusionInpaintPipeline(StableDiffusionBase):
             )
             images, flagged = self._decode(result, output_type, generator, **self._conditions(canvas))
         if canvas.crop is not None:
-            images = [self.image_processor.apply_overlay(mask_image, image, one, canvas.crop) for one in images]
+            overlay: Any = self.image_processor.apply_overlay
+            images = [overlay(mask_image, image, one, canvas.crop) for one in images]
         return self._result(images, flagged, truncated, return_dict)
 
     def _sees_mask(self) -> bool:

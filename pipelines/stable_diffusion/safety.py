@@ -27,9 +27,10 @@ class StableDiffusionSafetyChecker(PreTrainedModel):
 
     def __init__(self, config: CLIPConfig) -> None:
         super().__init__(config)
-        size = config.projection_dim
-        self.vision_model = CLIPVisionModel(config.vision_config)
-        self.visual_projection = nn.Linear(config.vision_config.hidden_size, size, bias=False)
+        size: Any = config.projection_dim
+        vision: Any = config.vision_config
+        self.vision_model = CLIPVisionModel(vision)
+        self.visual_projection = nn.Linear(vision.hidden_size, size, bias=False)
         self.concept_embeds = nn.Parameter(torch.ones(17, size), requires_grad=False)
         self.special_care_embeds = nn.Parameter(torch.ones(3, size), requires_grad=False)
         self.concept_embeds_weights = nn.Parameter(torch.ones(17), requires_grad=False)
