@@ -182,7 +182,8 @@ def units(module: nn.Module, size_of: SizeOf = stored_bytes, limit: int | None =
     def unit(names: tuple[str, ...], part: nn.Module, path: str, recurse: bool) -> Unit:
         tensors = [(name, each) for name, each in named_tensors(part, path, recurse) if id(each) not in seen]
         seen.update(id(tensor) for _, tensor in tensors)
-        layers = part.named_modules(prefix=path) if recurse and not _is_one(part) else [(path, part)]
+        inside = cast("Iterable[tuple[str, nn.Module]]", part.named_modules(prefix=path))
+        layers = inside if recurse and not _is_one(part) else [(path, part)]
         pieces = [size(named_tensors(layer, name, _is_one(layer))) for name, layer in layers]
         return Unit(names, size(tensors), max(pieces))
 

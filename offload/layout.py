@@ -276,8 +276,8 @@ class MapRequest:
             return self.device_map.single
         if is_spread(self.device_map):
             return None
-        place = self.device_map[""] if isinstance(self.device_map, Mapping) else self.device_map
-        return find_device(place, "device_map")
+        given: Any = self.device_map
+        return find_device(given[""] if isinstance(given, Mapping) else given, "device_map")
 
     def layout(self, parts: Mapping[str, nn.Module], size_of: SizeOf = stored_bytes) -> Layout:
         """See `read_layout`; everything on the CPU without a map."""

@@ -193,7 +193,7 @@ def test_copies_go_one_way_only(sim):
         sim.reset()
         draw(pipe)
         books = sim.statistics(0)
-        assert books.h2d > 6_900_000
+        assert books.h2d > 5_500_000  # leaves of the encoder are not called
         assert books.d2h < 100_000
 
 
