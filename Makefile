@@ -27,7 +27,7 @@ lint: $(VENV)/.test
 	cd build/lint && $(abspath $(BIN))/lint-imports ../../pyproject.toml
 
 types: $(VENV)/.test
-	$(BIN)/pyright
+	$(BIN)/pyright --pythonpath $(BIN)/python
 
 docs: $(VENV)/.docs
 	rm -rf build/docs && $(BIN)/pip install -q --no-deps --target build/docs .
