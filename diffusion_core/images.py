@@ -392,7 +392,7 @@ class VaeImageProcessor(ConfigMixin):
         return torch.cat(parts)
 
     def postprocess(
-        self, image: torch.Tensor, output_type: str = "pil", do_denormalize: list[bool] | None = None
+        self, image: torch.Tensor, output_type: str | None = "pil", do_denormalize: list[bool] | None = None
     ) -> Any:
         """Bring an autoencoder's output to what was asked for.
 

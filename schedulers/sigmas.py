@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-Array = npt.NDArray[np.float64]
+Array = npt.NDArray[np.floating[Any]]
 Numbers = Sequence[float] | torch.Tensor | npt.NDArray[Any]
 
 BETA_SCHEDULES = ("linear", "scaled_linear", "squaredcos_cap_v2", "sigmoid")

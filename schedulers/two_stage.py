@@ -12,7 +12,7 @@ from .sigmas import Array
 
 def between(high: Array, low: Array) -> npt.NDArray[np.float32]:
     """The geometric means of two rows of sigmas, by way of float32 logarithms as in the reference."""
-    upper, lower = (torch.from_numpy(levels).float().log() for levels in (high, low))
+    upper, lower = (torch.as_tensor(levels).float().log() for levels in (high, low))
     return np.asarray(lower.lerp(upper, 0.5).exp().numpy())
 
 

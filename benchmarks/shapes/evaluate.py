@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from PIL import Image
 
+from diffusion_core.shapes import GUIDANCE_SCALE, STEPS
+
 from .judge import verdict
 from .scenes import SIZE, Scene, sample_scene
-
-STEPS, GUIDANCE = 20, 4.0
 
 
 def main() -> None:
@@ -23,7 +23,7 @@ def main() -> None:
     parser.add_argument("--model", default=None, help="folder or repository; the embedded model by default")
     parser.add_argument("--prompts", type=int, default=200)
     parser.add_argument("--steps", type=int, default=STEPS)
-    parser.add_argument("--guidance-scale", type=float, default=GUIDANCE)
+    parser.add_argument("--guidance-scale", type=float, default=GUIDANCE_SCALE)
     parser.add_argument("--scheduler", default=None, help="class name of another scheduler")
     parser.add_argument("--seed", type=int, default=99)
     parser.add_argument("--trained-on", action="store_true", help="use combinations that training has seen")
@@ -51,7 +51,7 @@ def held_out_scenes(count: int, seed: int = 99) -> list[Scene]:
 
 
 def evaluate(
-    pipeline: Any, scenes: list[Scene], steps: int = STEPS, guidance_scale: float = GUIDANCE, batch: int = 50
+    pipeline: Any, scenes: list[Scene], steps: int = STEPS, guidance_scale: float = GUIDANCE_SCALE, batch: int = 50
 ) -> tuple[Counter[str], list[Image.Image]]:
     """Draw every scene's prompt, the k-th with seed k, and count the judge's verdicts."""
     images: list[Image.Image] = []
