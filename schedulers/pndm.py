@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from itertools import pairwise
 
-import numpy as np
 import torch
 
 from diffusion_core.config import FrozenDict
@@ -200,12 +199,13 @@ class PNDMScheduler(VPScheduler):
         """The sample moved to another level along the noise (arXiv 2202.09778, eq. 11).
 
         In float32, and operation by operation: on a steep schedule `kept` is 1e-9, and what is rounded is magnified.
+        The square roots are torch's, which are not quite numpy's.
         """
-        here, after = np.float32(kept), np.float32(kept_next)
+        here, after = (torch.tensor(share, dtype=torch.float32, device="cpu") for share in (kept, kept_next))
         if self.config["prediction_type"] == "v_prediction":
-            noise = (noise * float(np.sqrt(here))).add_(sample * float(np.sqrt(1 - here)))
-        scale = here * np.sqrt(1 - after) + np.sqrt(here * (1 - here) * after)
-        return sample * float(np.sqrt(after / here)) - (noise * float(after - here)).div_(float(scale))
+            noise = (noise * here.sqrt()).add_(sample * (1 - here).sqrt())
+        scale = here * (1 - after).sqrt() + (here * (1 - here) * after).sqrt()
+        return sample * (after / here).sqrt() - (noise * (after - here)).div_(scale)
 
 
 def _weighted(weights: tuple[float, ...], outputs: list[torch.Tensor]) -> torch.Tensor:

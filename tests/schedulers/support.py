@@ -1,6 +1,7 @@
 """What scheduler tests share: a model that is a formula, a sampling loop, and the list of classes."""
 
 import inspect
+import math
 from typing import Any
 
 import torch
@@ -65,5 +66,6 @@ def worst_difference(theirs: list[Any], ours: list[Any]) -> float:
         for their_value, our_value in zip(their_values, our_values, strict=True):
             if their_value is not None and our_value is not None:
                 scale = max(size, float(their_value.abs().max()))
-                worst = max(worst, float((their_value - our_value).abs().max()) / scale)
+                difference = float((their_value - our_value).abs().max()) / scale
+                worst = math.inf if math.isnan(difference) else max(worst, difference)
     return worst

@@ -29,6 +29,8 @@ ONE_MODE = [*FEW, "EulerAncestralDiscrete"]
 ALL = [*ONE_MODE, "LMSDiscrete", "EulerDiscrete", "HeunDiscrete", "KDPM2Discrete", "KDPM2AncestralDiscrete"]
 # `prediction_type="sample"` is not there in the reference for the others
 SAMPLE = ["DDPM", "DDIM", "LMSDiscrete", "EulerDiscrete"]
+# has a test of its own
+REFERENCE_IS_NAN = ("EulerAncestralDiscrete", "squaredcos_cap_v2", "trailing", 3)
 
 
 def both(name, **config):
@@ -41,6 +43,9 @@ def compare(pair, steps, *, batch=2, seed=0, set_options=None, several=True, fir
     traces, states = [], []
     for scheduler in pair:
         scheduler.set_timesteps(steps, **(set_options or {}))
+        if scheduler is pair[0] and first == 0 and (scheduler.timesteps == scheduler.timesteps[0]).sum() > 1:
+            # the reference takes a timestep that stands twice for its second place, and ends in NaN
+            scheduler.set_begin_index(0)
         given = dict(options)
         if accepts(scheduler, "step", "generator"):
             given["generator"] = generators(batch) if several else generators(1)[0]
@@ -69,10 +74,21 @@ def test_trajectories_equal_the_references(name, betas):
         # the reference finds the level below the next as a difference of squares, in float32
         tolerance = 5e-4 if name == "KDPM2AncestralDiscrete" else tolerance
         for steps in (4, 11) if name == "PNDM" else (1, 3, 11):
+            if (name, betas, spacing, steps) == REFERENCE_IS_NAN:
+                continue
             difference = compare(pair, steps, seed=seed, batch=1 + seed % 3, several=seed % 2 == 0)
             if not difference <= tolerance:
                 worse[(kind, spacing, offset, *mode, steps)] = difference
     assert not worse, worse
+
+
+def test_the_steepest_ancestral_step_is_finite():
+    name, betas, spacing, steps = REFERENCE_IS_NAN
+    ends = []
+    for scheduler in both(name, timestep_spacing=spacing, **BETAS[betas]):
+        scheduler.set_timesteps(steps)
+        ends.append(sample(scheduler, initial(scheduler), generator=generators(2))[-1][1])
+    assert ends[0].isnan().all() and ends[1].isfinite().all()
 
 
 @pytest.mark.parametrize("name", ALL)
