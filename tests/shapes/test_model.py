@@ -44,7 +44,7 @@ def test_weights_are_finite_and_float32_unless_asked_otherwise(pipeline):
 def test_it_draws_what_prompts_never_trained_on_say(pipeline):
     """40 of the 200 prompts of `python -m benchmarks.shapes.evaluate`.
 
-    A guard against decline: the model as trained so far reads 47% right; the goal is 90% (docs/shapes.md).
+    A guard against decline: of all 200, the model as trained so far has 44% right; the goal is 90% (docs/shapes.md).
     """
     verdicts, images = evaluate(pipeline, held_out_scenes(40), STEPS, GUIDANCE_SCALE)
     assert images[0].size == (64, 64)
