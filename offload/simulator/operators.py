@@ -145,6 +145,7 @@ class _Call:
             return
         for tensor in self.tensors:
             if tensor.dtype in _FLOAT8:
+                # The error is the feature: its type is the one that CUDA raises here.
                 raise NotImplementedError(
                     f'"{self.base}" is not implemented for {tensor.dtype} on {tensor.device}; '
                     "cast to a wider dtype first, as devices store 8-bit floats but do not compute with them."
