@@ -2,7 +2,8 @@
 
 Needs the autoencoder of `DIR/autoencoder.pt`. Latents of the training scenes are encoded once; the denoiser then learns
 the velocity (Salimans and Ho 2022, appendix D) under captions that are dropped one time in ten, for classifier-free
-guidance (Ho and Salimans 2022). Stopped at any time, it goes on from `DIR/denoiser.pt`.
+guidance (Ho and Salimans 2022). The text encoder first learns by itself to answer which thing lies where (`layout.py`),
+and is asked the same beside the denoiser's loss. Stopped at any time, it goes on from `DIR/denoiser.pt`.
 """
 
 import argparse
@@ -19,11 +20,13 @@ from diffusion_core.pipelines import StableDiffusionPipeline
 
 from .autoencoder import CONFIG, to_input
 from .evaluate import evaluate, held_out_scenes
-from .parts import TOKENS, load_tokenizer, make_scheduler, make_text_encoder, make_unet
+from .layout import UNKNOWN, LayoutHeads, answers_of, batch_of
+from .parts import TOKENS, UNET, load_tokenizer, make_scheduler, make_text_encoder, make_unet
 from .scenes import caption, pixels, sample_scene
 from .training import Average, Clock, load_state, save_state
 
 PEAK_RATE, WARMUP, BATCH, SCENES, DROPPED = 8e-4, 200, 64, 60_000, 0.1
+TEXT_STEPS, TEXT_RATE, TEXT_BATCH, LAYOUT_WEIGHT = 2500, 1e-3, 128, 0.02
 
 
 def main() -> None:
@@ -47,7 +50,7 @@ def train(work: Path, steps: int, score_minutes: float) -> None:
     clock = Clock()
     tokenizer = load_tokenizer(work / "tokenizer")
     vae, scheduler = load_autoencoder(work), make_scheduler()
-    latents, ids, scale = training_set(work, vae, tokenizer)
+    latents, ids, answers, scale = training_set(work, vae, tokenizer)
     vae.register_to_config(scaling_factor=scale)
     torch.save(scale, work / "scale.pt")
     unet = make_unet().to(memory_format=torch.channels_last)
@@ -56,21 +59,31 @@ def train(work: Path, steps: int, score_minutes: float) -> None:
     average = Average(parts)
     step = load_state(work / "denoiser.pt", model=parts, optimizer=optimizer, average=average)
     torch.manual_seed(step)
+    heads = LayoutHeads(UNET["cross_attention_dim"])
+    heads_optimizer = torch.optim.AdamW(heads.parameters(), TEXT_RATE, betas=(0.9, 0.99))
+    if not load_state(work / "heads.pt", heads=heads, optimizer=heads_optimizer):
+        learn_layout(parts["text_encoder"], heads, tokenizer, clock)
+    begun = step
     nothing = torch.tensor(tokenizer("", padding="max_length", max_length=TOKENS)["input_ids"])
     clock.say(f"{len(latents)} scenes, {sum(p.numel() for p in parts.parameters()):,} parameters, step {step}")
     score_at = time.monotonic() + 60 * score_minutes
     total = 0.0
     while step < steps:
         for group in optimizer.param_groups:
-            group["lr"] = PEAK_RATE * min(1.0, step / WARMUP) * (1 - 0.98 * step / steps)
+            group["lr"] = PEAK_RATE * min(1.0, (step - begun) / WARMUP) * (1 - 0.98 * step / steps)
         chosen = torch.randint(len(latents), (BATCH,))
-        tokens = ids[chosen, torch.randint(ids.shape[1], (BATCH,))].long()
-        tokens[torch.rand(BATCH) < DROPPED] = nothing
-        loss = loss_of(parts, scheduler, latents[chosen] * scale, tokens)
+        caption = torch.randint(ids.shape[1], (BATCH,))
+        tokens, asked = ids[chosen, caption].long(), answers[chosen, caption].long()
+        dropped = torch.rand(BATCH) < DROPPED
+        tokens[dropped], asked[dropped] = nothing, UNKNOWN
+        loss, states = loss_of(parts, scheduler, latents[chosen] * scale, tokens)
+        reading, _ = heads(states, asked)
         optimizer.zero_grad()
-        loss.backward()
+        heads_optimizer.zero_grad()
+        (loss + LAYOUT_WEIGHT * reading).backward()
         torch.nn.utils.clip_grad_norm_(parts.parameters(), 1.0)
         optimizer.step()
+        heads_optimizer.step()
         average.update(parts, step)
         step += 1
         total += loss.item()
@@ -79,6 +92,7 @@ def train(work: Path, steps: int, score_minutes: float) -> None:
             total = 0.0
         if step % 500 == 0 or step == steps:
             save_state(work / "denoiser.pt", step, model=parts, optimizer=optimizer, average=average)
+            save_state(work / "heads.pt", step, heads=heads, optimizer=heads_optimizer)
         if time.monotonic() > score_at:
             with average.in_place(parts):
                 pipeline = StableDiffusionPipeline(
@@ -88,33 +102,64 @@ def train(work: Path, steps: int, score_minutes: float) -> None:
             score_at = time.monotonic() + 60 * score_minutes
 
 
-def loss_of(parts: torch.nn.ModuleDict, scheduler: object, latents: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+def loss_of(
+    parts: torch.nn.ModuleDict, scheduler: object, latents: torch.Tensor, tokens: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The denoiser's loss on one batch, and the text encoder's hidden states (N, tokens, C)."""
     noise = torch.randn_like(latents)
     timesteps = torch.randint(0, 1000, (len(latents),))
     noisy = scheduler.add_noise(latents, noise, timesteps)
     # The flash kernel's backward took 45% of a step on the CPU; the plain one does not.
     with sdpa_kernel(SDPBackend.MATH), torch.autocast("cpu", torch.bfloat16):
-        velocity = parts["unet"](noisy, timesteps, parts["text_encoder"](tokens)[0]).sample
-    return F.mse_loss(velocity.float(), scheduler.get_velocity(latents, noise, timesteps))
+        states = parts["text_encoder"](tokens)[0]
+        velocity = parts["unet"](noisy, timesteps, states).sample
+    return F.mse_loss(velocity.float(), scheduler.get_velocity(latents, noise, timesteps)), states
+
+
+def learn_layout(text_encoder: torch.nn.Module, heads: LayoutHeads, tokenizer: object, clock: Clock) -> None:
+    """Teach the text encoder and the heads to read the layout from new captions, before any picture is seen."""
+    learned = torch.nn.ModuleList([text_encoder, heads])
+    optimizer = torch.optim.AdamW(learned.parameters(), TEXT_RATE, betas=(0.9, 0.99), weight_decay=0.01)
+    rng = random.Random(3)
+    for step in range(1, TEXT_STEPS + 1):
+        for group in optimizer.param_groups:
+            group["lr"] = TEXT_RATE * min(1.0, step / WARMUP) * (1 - 0.9 * step / TEXT_STEPS)
+        ids, answers = batch_of(tokenizer, rng, TEXT_BATCH)
+        with sdpa_kernel(SDPBackend.MATH), torch.autocast("cpu", torch.bfloat16):
+            states = text_encoder(ids)[0]
+        loss, right = heads(states, answers)
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(learned.parameters(), 1.0)
+        optimizer.step()
+        if step % 250 == 0:
+            clock.say(f"text encoder step {step}, loss {loss.item():.4f}, captions read whole {right.item():.1%}")
 
 
 @torch.no_grad()
-def training_set(work: Path, vae: AutoencoderKL, tokenizer: object) -> tuple[torch.Tensor, torch.Tensor, float]:
-    """Latents (N, 8, 8, 8), two captions each as ids (N, 2, 32), and the scale that makes latents of unit deviation."""
+def training_set(
+    work: Path, vae: AutoencoderKL, tokenizer: object
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, float]:
+    """Latents (N, 8, 8, 8), two captions each as ids (N, 2, 32), what their layout is (N, 2, 16), and the scale that
+    makes latents of unit deviation.
+    """
+    rng = random.Random(1)
+    scenes = [sample_scene(rng) for _ in range(SCENES)]
+    texts = [(scene.prompt, caption(scene, rng)) for scene in scenes]
     file = work / "latents.pt"
     if not file.exists():
-        rng = random.Random(1)
-        scenes = [sample_scene(rng) for _ in range(SCENES)]
-        texts = [text for scene in scenes for text in (scene.prompt, caption(scene, rng))]
-        ids = tokenizer(texts, padding="max_length", max_length=TOKENS)["input_ids"]
         latents = []
         for start in range(0, SCENES, 100):
             batch = torch.from_numpy(pixels(scenes[start : start + 100])).permute(0, 3, 1, 2)
             latents.append(vae.encode(to_input(batch)).latent_dist.mode())
-        whole = torch.cat(latents).contiguous(memory_format=torch.channels_last)
-        torch.save({"latents": whole, "ids": torch.tensor(ids, dtype=torch.int16).view(SCENES, 2, TOKENS)}, file)
-    state = torch.load(file, weights_only=True)
-    return state["latents"], state["ids"], round(1 / state["latents"].std().item(), 5)
+        save = torch.cat(latents).contiguous(memory_format=torch.channels_last)
+        torch.save({"latents": save}, file)
+    latents = torch.load(file, weights_only=True)["latents"]
+    flat = [text for pair in texts for text in pair]
+    ids = torch.tensor(tokenizer(flat, padding="max_length", max_length=TOKENS)["input_ids"], dtype=torch.int16)
+    answers = [[answers_of(scene, text) for text in pair] for scene, pair in zip(scenes, texts, strict=True)]
+    scale = round(1 / latents.std().item(), 5)
+    return latents, ids.view(SCENES, 2, TOKENS), torch.tensor(answers, dtype=torch.int16), scale
 
 
 if __name__ == "__main__":
