@@ -23,7 +23,7 @@ from .encodings import Encoding, parse_encoding
 from .engine import at_home, placement_of
 from .mixin import OffloadMixin
 from .sizes import format_bytes
-from .stores import _mapped_ranges as mapped_ranges
+from .stores import mapped_ranges
 from .structure import submodules
 
 logger = get_logger(__name__)

@@ -67,7 +67,7 @@ class DiskStore:
 
     def put(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """The tensors as views of a mapped file. Those that files hold already are returned as they are."""
-        mapped = _mapped_ranges()
+        mapped = mapped_ranges()
         result = list(tensors)
         todo = {str(i): t.cpu() for i, t in enumerate(result) if t.numel() and not mapped.holds(t)}
         if not todo:
@@ -97,17 +97,18 @@ class DiskStore:
 
 def is_mapped(tensor: torch.Tensor) -> bool:
     """Whether a file holds the memory of a tensor, so that the system can drop it when memory is short."""
-    return tensor.numel() > 0 and _mapped_ranges().holds(tensor)
+    return tensor.numel() > 0 and mapped_ranges().holds(tensor)
 
 
-class _Ranges:
-    """Ranges of addresses that are mapped from files."""
+class MappedRanges:
+    """Ranges of addresses that are mapped from files, as pairs of the first and one past the last."""
 
     def __init__(self, ranges: list[tuple[int, int]]) -> None:
         self._starts = [start for start, _ in ranges]
         self._ends = [end for _, end in ranges]
 
     def holds(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor's memory begins in one of them."""
         if tensor.device.type != "cpu":
             return False
         address = tensor.data_ptr()
@@ -115,8 +116,8 @@ class _Ranges:
         return index >= 0 and address < self._ends[index]
 
 
-def _mapped_ranges() -> _Ranges:
-    """Read from the system; where it does not tell, no tensor counts as mapped."""
+def mapped_ranges() -> MappedRanges:
+    """What is mapped now, as the system tells; where it does not, no tensor counts as mapped."""
     ranges: list[tuple[int, int]] = []
     try:
         lines = Path("/proc/self/maps").read_text().splitlines()
@@ -127,7 +128,7 @@ def _mapped_ranges() -> _Ranges:
         if len(fields) == 6 and fields[4] != "0" and fields[5].startswith("/") and not fields[5].startswith("/dev/"):
             start, end = (int(part, 16) for part in fields[0].split("-"))
             ranges.append((start, end))
-    return _Ranges(sorted(ranges))
+    return MappedRanges(sorted(ranges))
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
