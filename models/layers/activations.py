@@ -1,5 +1,6 @@
 """Activations by the names that configs use, and the gated feed-forward inputs of transformers."""
 
+import functools
 from collections.abc import Callable
 
 import torch
@@ -7,8 +8,9 @@ import torch.nn.functional as F
 from torch import nn
 
 Function = Callable[[torch.Tensor], torch.Tensor]
-_ACTIVATIONS: dict[str, tuple[type[nn.Module], Function]] = {
+_ACTIVATIONS: dict[str, tuple[Callable[[], nn.Module], Function]] = {
     "gelu": (nn.GELU, F.gelu),
+    "gelu_tanh": (functools.partial(nn.GELU, approximate="tanh"), functools.partial(F.gelu, approximate="tanh")),
     "mish": (nn.Mish, F.mish),
     "relu": (nn.ReLU, F.relu),
     "silu": (nn.SiLU, F.silu),
@@ -17,7 +19,7 @@ _ACTIVATIONS: dict[str, tuple[type[nn.Module], Function]] = {
 
 
 def get_activation(name: str) -> nn.Module:
-    """The activation called `name` in configs: gelu, mish, relu, silu or swish (the same), in any case.
+    """The activation called `name` in configs: gelu, gelu_tanh, mish, relu, silu or swish (the same), in any case.
 
     Raises:
         ValueError: if there is no activation of that name.
@@ -30,7 +32,7 @@ def activation_function(name: str) -> Function:
     return _find(name)[1]
 
 
-def _find(name: str) -> tuple[type[nn.Module], Function]:
+def _find(name: str) -> tuple[Callable[[], nn.Module], Function]:
     try:
         return _ACTIVATIONS[name.lower()]
     except (KeyError, AttributeError):

@@ -152,6 +152,59 @@ class TextTimeEmbedding(nn.Module):
         return self.norm2(self.proj(self.pool(self.norm1(tokens))))
 
 
+class TextProjection(nn.Module):
+    """Two linear layers with an activation between: text of `in_features` to `out_features` channels."""
+
+    def __init__(
+        self, in_features: int, hidden_size: int, out_features: int | None = None, act_fn: str = "gelu_tanh"
+    ) -> None:
+        super().__init__()
+        self.linear_1 = nn.Linear(in_features, hidden_size)
+        self.act_1 = get_activation(act_fn)
+        self.linear_2 = nn.Linear(hidden_size, out_features or hidden_size)
+
+    def forward(self, caption: torch.Tensor) -> torch.Tensor:
+        return self.linear_2(self.act_1(self.linear_1(caption)))
+
+
+class CombinedTimestepTextProjEmbeddings(nn.Module):
+    """The vector that modulates an MM-DiT: time plus pooled text (Esser et al. 2024, section 4), plus guidance.
+
+    Args:
+        embedding_dim: length of the result.
+        pooled_projection_dim: length of the pooled text.
+        guidance_embeds: the guidance scale is an input too, as in models that were distilled with guidance.
+    """
+
+    def __init__(self, embedding_dim: int, pooled_projection_dim: int, guidance_embeds: bool = False) -> None:
+        super().__init__()
+        self.time_proj = Timesteps(256)
+        self.timestep_embedder = TimestepEmbedding(256, embedding_dim)
+        self.guidance_embedder = TimestepEmbedding(256, embedding_dim) if guidance_embeds else None
+        self.text_embedder = TextProjection(pooled_projection_dim, embedding_dim, act_fn="silu")
+
+    def forward(
+        self, timestep: torch.Tensor, pooled_projection: torch.Tensor, guidance: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Embed (B,) times, of 0 to 1000, and (B, pooled_projection_dim) text; the result is (B, embedding_dim).
+
+        Args:
+            guidance: (B,), scaled as the times are.
+
+        Raises:
+            ValueError: if `guidance` is missing where it is an input, or given where it is not.
+        """
+        dtype = pooled_projection.dtype
+        embedding = self.timestep_embedder(self.time_proj(timestep).to(dtype))
+        if self.guidance_embedder is not None:
+            if guidance is None:
+                raise ValueError("this model was distilled with guidance: pass `guidance`, one number a sample")
+            embedding = embedding + self.guidance_embedder(self.time_proj(guidance).to(dtype))
+        elif guidance is not None:
+            raise ValueError("`guidance` was given, but this model takes none (guidance_embeds is False)")
+        return embedding + self.text_embedder(pooled_projection)
+
+
 def batched_timestep(timestep: torch.Tensor | float | int, sample: torch.Tensor) -> torch.Tensor:
     """The timestep as one number a sample, on the sample's device: a number, a scalar or one a sample is taken.
 

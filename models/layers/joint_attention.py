@@ -1,0 +1,115 @@
+"""`JointAttention`: text and image tokens attend to each other, each stream with its own projections."""
+
+import torch
+from torch import nn
+
+from ...offload.attention import attention
+from .norms import make_norm
+from .rotary import RotaryTable, apply_rotary
+
+Tensor = torch.Tensor
+
+
+class JointAttention(nn.Module):
+    """Attention over text and image tokens together (MM-DiT, Esser et al. 2024, figure 2b), or over one stream.
+
+    Args:
+        dim: channels of the image tokens, and of both outputs.
+        heads: number of heads.
+        dim_head: channels of a head.
+        context_dim: channels of the text tokens; None makes an attention over one stream.
+        bias: whether the projections to query, key and value have biases, those of the text included.
+        out_bias: whether the output projections have.
+        qk_norm: "rms_norm" or "layer_norm" over each head of query and key, or None.
+        qk_norm_affine: whether these norms have weights.
+        eps: of these norms.
+        context_pre_only: the text is attended to but not updated: its queries are not made, though the weights for
+            them exist in checkpoints. `forward` then returns the image tokens alone.
+        pre_only: no output projection, as where a block projects its parts together.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        *,
+        heads: int,
+        dim_head: int,
+        context_dim: int | None = None,
+        bias: bool = True,
+        out_bias: bool = True,
+        qk_norm: str | None = None,
+        qk_norm_affine: bool = True,
+        eps: float = 1e-6,
+        context_pre_only: bool = False,
+        pre_only: bool = False,
+    ) -> None:
+        super().__init__()
+        inner = heads * dim_head
+        self.heads, self.dim_head = heads, dim_head
+        self.context_pre_only = context_pre_only
+
+        def norm() -> nn.Module | None:
+            return make_norm(qk_norm, dim_head, eps, qk_norm_affine)
+
+        self.norm_q, self.norm_k = norm(), norm()
+        self.to_q = nn.Linear(dim, inner, bias=bias)
+        self.to_k = nn.Linear(dim, inner, bias=bias)
+        self.to_v = nn.Linear(dim, inner, bias=bias)
+        self.takes_text = context_dim is not None
+        if context_dim is not None:
+            self.add_k_proj = nn.Linear(context_dim, inner, bias=bias)
+            self.add_v_proj = nn.Linear(context_dim, inner, bias=bias)
+            self.add_q_proj = nn.Linear(context_dim, inner, bias=bias)
+        # A list, since checkpoints call it `to_out.0`.
+        self.to_out = None if pre_only else nn.ModuleList([nn.Linear(inner, dim, bias=out_bias)])
+        if context_dim is not None:
+            self.to_add_out = None if context_pre_only else nn.Linear(inner, context_dim, bias=out_bias)
+            self.norm_added_q, self.norm_added_k = norm(), norm()
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        encoder_hidden_states: Tensor | None = None,
+        *,
+        rotary: RotaryTable | None = None,
+        attention_mask: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Attend.
+
+        Args:
+            hidden_states: image tokens (B, S, dim), or the tokens of both kinds where one stream holds both.
+            encoder_hidden_states: text tokens (B, T, context_dim).
+            rotary: of the text tokens and then the image tokens, see `rotary_table`.
+            attention_mask: (B, T + S), text first; bool (True takes part) or added to the scores.
+
+        Returns:
+            The image tokens (B, S, dim), and the text tokens or None where there are none or they are not updated.
+
+        Raises:
+            ValueError: if the text is missing, or given where none is taken.
+        """
+        if self.takes_text == (encoder_hidden_states is None):
+            raise ValueError(f"encoder_hidden_states {'are missing' if self.takes_text else 'are not taken here'}")
+        query = self._heads(self.to_q, hidden_states, self.norm_q)
+        key = self._heads(self.to_k, hidden_states, self.norm_k)
+        value = self._heads(self.to_v, hidden_states)
+        if encoder_hidden_states is not None:
+            key = torch.cat([self._heads(self.add_k_proj, encoder_hidden_states, self.norm_added_k), key], dim=1)
+            value = torch.cat([self._heads(self.add_v_proj, encoder_hidden_states), value], dim=1)
+            if not self.context_pre_only:
+                query = torch.cat([self._heads(self.add_q_proj, encoder_hidden_states, self.norm_added_q), query], 1)
+        if rotary is not None:
+            # Where the text has no queries, only the last positions have.
+            last = RotaryTable(*(part[..., -query.shape[1] :, :, :] for part in rotary))
+            query, key = apply_rotary(query, last), apply_rotary(key, rotary)
+        mask = None if attention_mask is None else attention_mask[:, None, None]
+        attended = attention(query, key, value, attn_mask=mask).flatten(2).to(query.dtype)
+        text = None
+        if encoder_hidden_states is not None and self.to_add_out is not None:
+            text, attended = attended.split([encoder_hidden_states.shape[1], hidden_states.shape[1]], dim=1)
+            text = self.to_add_out(text)
+        return (attended if self.to_out is None else self.to_out[0](attended)), text
+
+    def _heads(self, project: nn.Module, tokens: Tensor, norm: nn.Module | None = None) -> Tensor:
+        heads = project(tokens).unflatten(-1, (self.heads, self.dim_head))
+        return heads if norm is None else norm(heads)

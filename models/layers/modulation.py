@@ -1,0 +1,113 @@
+"""Adaptive layer norms: shift, scale and gate come from the conditioning vector (DiT, Peebles and Xie 2023)."""
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+Tensor = torch.Tensor
+
+
+def modulate(hidden_states: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
+    """Tokens (B, S, C) times 1 + scale, plus shift, both (B, C) and the same for all tokens of a sample."""
+    return hidden_states * (1 + scale[:, None]) + shift[:, None]
+
+
+def gated(hidden_states: Tensor, gate: Tensor) -> Tensor:
+    """Tokens (B, S, C) times a gate (B, C)."""
+    return gate[:, None] * hidden_states
+
+
+class _Modulation(nn.Module):
+    """A layer norm without weights, and a linear layer that makes `parts` vectors from the conditioning vector."""
+
+    def __init__(self, embedding_dim: int, parts: int, bias: bool) -> None:
+        super().__init__()
+        self.parts = parts
+        self.linear = nn.Linear(embedding_dim, parts * embedding_dim, bias=bias)
+        self.norm = nn.LayerNorm(embedding_dim, eps=1e-6, elementwise_affine=False)
+
+    def vectors(self, emb: Tensor) -> tuple[Tensor, ...]:
+        return self.linear(F.silu(emb)).chunk(self.parts, dim=1)
+
+
+class AdaLayerNormZero(_Modulation):
+    """The norm before the attention of a DiT block ("adaLN-Zero", Peebles and Xie 2023, section 3.2)."""
+
+    def __init__(self, embedding_dim: int, bias: bool = True) -> None:
+        super().__init__(embedding_dim, 6, bias)
+
+    def forward(self, hidden_states: Tensor, emb: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """Modulate tokens (B, S, C) by `emb` (B, C).
+
+        Returns:
+            The tokens for the attention, the gate of its result, then shift, scale and gate of the feed-forward, each
+            (B, C).
+        """
+        shift, scale, gate, shift_mlp, scale_mlp, gate_mlp = self.vectors(emb)
+        return modulate(self.norm(hidden_states), shift, scale), gate, shift_mlp, scale_mlp, gate_mlp
+
+
+class AdaLayerNormZeroX(_Modulation):
+    """`AdaLayerNormZero` for blocks with two attentions, as in Stable Diffusion 3.5 medium ("MMDiT-X")."""
+
+    def __init__(self, embedding_dim: int, bias: bool = True) -> None:
+        super().__init__(embedding_dim, 9, bias)
+
+    def forward(
+        self, hidden_states: Tensor, emb: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """As `AdaLayerNormZero`, followed by the tokens for the second attention and the gate of its result."""
+        shift, scale, gate, shift_mlp, scale_mlp, gate_mlp, shift_2, scale_2, gate_2 = self.vectors(emb)
+        normed = self.norm(hidden_states)
+        second = modulate(normed, shift_2, scale_2)
+        return modulate(normed, shift, scale), gate, shift_mlp, scale_mlp, gate_mlp, second, gate_2
+
+
+class AdaLayerNormZeroSingle(_Modulation):
+    """The one norm of a block whose attention and feed-forward run side by side."""
+
+    def __init__(self, embedding_dim: int, bias: bool = True) -> None:
+        super().__init__(embedding_dim, 3, bias)
+
+    def forward(self, hidden_states: Tensor, emb: Tensor) -> tuple[Tensor, Tensor]:
+        """Modulate tokens (B, S, C) by `emb` (B, C); returns them and the gate (B, C) of the block's result."""
+        shift, scale, gate = self.vectors(emb)
+        return modulate(self.norm(hidden_states), shift, scale), gate
+
+
+class AdaLayerNormContinuous(nn.Module):
+    """A norm with scale and shift but no gate, as before a DiT's last layer (Peebles and Xie 2023, section 3.2).
+
+    Args:
+        embedding_dim: channels of the tokens.
+        conditioning_embedding_dim: length of the conditioning vector.
+        eps: of the norm, which has no weights of its own.
+        bias: whether the linear layer has one.
+    """
+
+    def __init__(
+        self, embedding_dim: int, conditioning_embedding_dim: int, *, eps: float = 1e-6, bias: bool = True
+    ) -> None:
+        super().__init__()
+        self.linear = nn.Linear(conditioning_embedding_dim, 2 * embedding_dim, bias=bias)
+        self.norm = nn.LayerNorm(embedding_dim, eps=eps, elementwise_affine=False)
+
+    def forward(self, hidden_states: Tensor, conditioning_embedding: Tensor) -> Tensor:
+        """Modulate tokens (B, S, embedding_dim) by a vector (B, conditioning_embedding_dim)."""
+        # The scale comes first here, unlike in the blocks.
+        scale, shift = self.linear(F.silu(conditioning_embedding).to(hidden_states.dtype)).chunk(2, dim=1)
+        return modulate(self.norm(hidden_states), shift, scale)
+
+
+def table_vectors(table: Tensor, emb: Tensor) -> tuple[Tensor, ...]:
+    """A block's own modulation: its learned table plus what all blocks share ("adaLN-single", Chen et al. 2024).
+
+    Args:
+        table: (n, C), learned by the block.
+        emb: (B, n * C), made once for all blocks, or (B, C), which is added to every row.
+
+    Returns:
+        The n vectors, each (B, C).
+    """
+    channels = table.shape[1]
+    return (table[None] + emb.reshape(emb.shape[0], -1, channels)).unbind(1)
