@@ -5,5 +5,6 @@ from .autoencoders.tiny import AutoencoderTiny as AutoencoderTiny
 from .base import Model as Model
 from .base import ModelMixin as ModelMixin
 from .controlnet import ControlNetModel as ControlNetModel
+from .transformers.flux import FluxTransformer2DModel as FluxTransformer2DModel
 from .unets.unet_2d import UNet2DModel as UNet2DModel
 from .unets.unet_2d_condition import UNet2DConditionModel as UNet2DConditionModel
