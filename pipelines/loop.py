@@ -42,6 +42,7 @@ def plan_steps(
     timesteps: Sequence[int] | None = None,
     sigmas: Sequence[float] | None = None,
     strength: float | None = None,
+    round_up: bool = False,
     **schedule: Any,
 ) -> Steps:
     """Choose the steps of a call.
@@ -54,6 +55,7 @@ def plan_steps(
         sigmas: noise levels in place of timesteps.
         strength: how far an image is taken back towards noise, from 0 to 1: only the last `strength` of the steps are
             taken. With None all are.
+        round_up: take one step more where `strength` does not give a whole number of steps.
         schedule: what else the scheduler's `set_timesteps` takes, such as `mu`.
 
     Raises:
@@ -68,16 +70,16 @@ def plan_steps(
         check_numbers(name, values)
         if len(values) == 0:
             raise ValueError(f"{name} is empty: pass one value for each step, or leave it out")
-        num_inference_steps = len(values)
-    count = check_count("num_inference_steps", num_inference_steps)
+    count = 0 if given else check_count("num_inference_steps", num_inference_steps)
     if strength is not None:
         check_share("strength", strength)
     own = scheduler.copy_for_run()
     # Values that are given decide the number of steps, which the scheduler must not be told as well.
     own.set_timesteps(*([] if given else [count]), device=device, **given, **schedule)
+    count = own.num_inference_steps
     chosen = own.timesteps
     if strength is not None:
-        count, whole = min(int(count * strength), count), count
+        count, whole = _share_of(count, float(strength), round_up), count
         if count < 1:
             raise ValueError(
                 f"strength={strength} of num_inference_steps={whole} leaves no step: "
@@ -87,6 +89,11 @@ def plan_steps(
         chosen = chosen[skipped:]
         own.set_begin_index(skipped)
     return Steps(own, chosen, count)
+
+
+def _share_of(count: int, share: float, round_up: bool) -> int:
+    """A share of `count` steps. Rounding up counts what is skipped, so that float errors fall as in the reference."""
+    return count - int(max(count - count * share, 0)) if round_up else min(int(count * share), count)
 
 
 def check_count(name: str, value: Any) -> int:

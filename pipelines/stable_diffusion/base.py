@@ -1,31 +1,24 @@
 """What the three Stable Diffusion pipelines share: components, prompts, the denoising loop, decoding and checking."""
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
-from diffusion_core.config import FrozenDict
-from diffusion_core.images import VaeImageProcessor, check_output_type
 from diffusion_core.logging import get_logger
-from diffusion_core.randomness import Generators, check_generator
 
 from ...models.autoencoders.kl import AutoencoderKL
 from ...models.unets.unet_2d_condition import UNet2DConditionModel
 from ...offload.engine import execution_device, execution_dtype
 from ...schedulers.base import Scheduler
-from ..base import Pipeline
+from .. import picture
 from ..guidance import guidance_embedding, guide
-from ..latents import check_size, decode_latents
-from ..loop import Steps, check_count, check_scale, check_share, step_options, walk
+from ..picture import Call, PicturePipeline, Tensors
 from ..text import (
     as_prompts,
     check_clip_skip,
     check_long_prompt,
-    check_negative,
     chunks_needed,
-    count_prompts,
     encode_clip,
     repeat_for_images,
     token_limit,
@@ -39,31 +32,21 @@ if TYPE_CHECKING:
 
 logger = get_logger(__name__)
 
-Tensors = dict[str, Any]
-
 
 @dataclass(frozen=True)
-class Prompts:
+class Prompts(picture.Prompts):
     """The arguments of a call that say what to draw; see there."""
 
-    prompt: str | Sequence[str] | None
-    negative_prompt: str | Sequence[str] | None = None
-    prompt_embeds: torch.Tensor | None = None
-    negative_prompt_embeds: torch.Tensor | None = None
-    num_images_per_prompt: int = 1
     clip_skip: int | None = None
     long_prompt: str = "truncate"
 
     def count(self) -> int:
         """The number of prompts, after all that can be told about them alone was checked."""
-        count = count_prompts(self.prompt, self.prompt_embeds)
-        check_negative(self.negative_prompt, self.negative_prompt_embeds, self.prompt_embeds, count)
-        check_count("num_images_per_prompt", self.num_images_per_prompt)
         check_long_prompt(self.long_prompt)
-        return count
+        return super().count()
 
 
-class StableDiffusionBase(Pipeline):
+class StableDiffusionBase(PicturePipeline):
     """Base of the pipelines of Stable Diffusion 1 and 2.
 
     Args:
@@ -87,6 +70,9 @@ class StableDiffusionBase(Pipeline):
     _optional_components: ClassVar[list[str]] = ["safety_checker", "feature_extractor", "image_encoder"]
     _exclude_from_cpu_offload: ClassVar[list[str]] = ["safety_checker"]
     _callback_tensor_inputs: ClassVar[list[str]] = ["latents", "prompt_embeds", "negative_prompt_embeds"]
+    _output: ClassVar[type[Any]] = StableDiffusionPipelineOutput
+    # These checkpoints compute in float16 unless they overflow, whatever their configs say.
+    _upcasts: ClassVar[bool] = False
     # Config entries that schedulers need for latents, in place of their defaults.
     _scheduler_settings: ClassVar[dict[str, Any]] = {"steps_offset": 1, "clip_sample": False}
 
@@ -126,84 +112,23 @@ class StableDiffusionBase(Pipeline):
         logger.info("%s is used with %s, which Stable Diffusion needs", type(scheduler).__name__, wrong)
         return type(scheduler).from_config(config, **wrong)
 
-    # ---- sizes ----
-
-    @property
-    def vae_scale_factor(self) -> int:
-        """Pixels for each latent along one side: the autoencoder's, or what the config kept of it."""
-        vae = self.__dict__.get("vae")
-        return super().config.get("vae_scale_factor", 8) if vae is None else vae.spatial_compression_ratio
-
-    @property
-    def config(self) -> FrozenDict:
-        """The content of `model_index.json`, with the scale of the autoencoder for use without one."""
-        return FrozenDict({**super().config, "vae_scale_factor": self.vae_scale_factor})
-
-    @property
-    def latent_channels(self) -> int:
-        """Channels of the latents, which the UNet's output has; its input may have more."""
-        return self.unet.config.out_channels
-
-    @property
-    def image_processor(self) -> VaeImageProcessor:
-        """Brings pictures to the autoencoder's range and sizes, and back."""
-        return VaeImageProcessor(
-            vae_scale_factor=self.vae_scale_factor,
-            vae_latent_channels=self.latent_channels,
-            do_convert_rgb=self.vae is None or self.vae.config.in_channels == 3,
-        )
-
-    @property
-    def do_classifier_free_guidance(self) -> bool:
-        """Whether the current call predicts with and without the prompt."""
-        return self._guided(self.guidance_scale)
+    # ---- check ----
 
     def _guided(self, guidance_scale: float) -> bool:
         return guidance_scale > 1 and self.unet.config.time_cond_proj_dim is None
 
-    def _default_size(self) -> tuple[int, int]:
-        """Height and width in pixels that the UNet was trained on."""
-        size = self.unet.config.sample_size
-        height, width = (size, size) if isinstance(size, int) else size
-        return height * self.vae_scale_factor, width * self.vae_scale_factor
-
-    def _size(self, height: int | None, width: int | None, latents: torch.Tensor | None = None) -> tuple[int, int]:
-        """Height and width in pixels, checked; what is not given follows `latents`, then the UNet."""
-        default_height, default_width = self._default_size()
-        if isinstance(latents, torch.Tensor) and latents.ndim == 4:
-            default_height, default_width = (side * self.vae_scale_factor for side in latents.shape[-2:])
-        height, width = default_height if height is None else height, default_width if width is None else width
-        check_size(height, width, self.vae_scale_factor)
-        return height, width
-
-    # ---- check ----
-
-    def _check(
-        self, prompts: Prompts, guidance_scale: float, eta: float, output_type: str | None, generator: Generators | None
-    ) -> int:
-        """Refuse arguments that do not make sense, before any model is called; return how many pictures are drawn."""
-        batch = prompts.count() * prompts.num_images_per_prompt
-        check_scale("guidance_scale", guidance_scale)
-        check_share("eta", eta)
+    def _check(self, call: Call) -> int:
+        batch, prompts = super()._check(call), call.prompts
         check_clip_skip(prompts.clip_skip, self.text_encoder)
-        check_output_type(output_type)
-        check_generator(generator, batch, self._execution_device)
-        if prompts.prompt is not None or (self._guided(guidance_scale) and prompts.negative_prompt_embeds is None):
+        guided = self._guided(call.state["guidance_scale"])
+        if prompts.prompt is not None or (guided and prompts.negative_prompt_embeds is None):
             self._check_present("text_encoder", "tokenizer", remedy="pass prompt_embeds and negative_prompt_embeds")
         size = self.unet.config.cross_attention_dim
         for name in ("prompt_embeds", "negative_prompt_embeds"):
             embeds = getattr(prompts, name)
             if embeds is not None and isinstance(size, int) and embeds.shape[-1] != size:
                 raise ValueError(f"{name} has vectors of size {embeds.shape[-1]}, but the UNet takes size {size}")
-        if output_type != "latent":
-            self._check_present("vae", remedy="ask for output_type='latent'")
         return batch
-
-    def _check_present(self, *names: str, remedy: str) -> None:
-        """Refuse a call that needs a component which is absent."""
-        absent = [name for name in names if getattr(self, name) is None]
-        if absent:
-            raise ValueError(f"this call needs {' and '.join(absent)}, which the pipeline does not have: {remedy}")
 
     # ---- encode ----
 
@@ -239,15 +164,8 @@ class StableDiffusionBase(Pipeline):
         """
         if lora_scale is not None:
             raise ValueError("lora_scale has nothing to act on: the text encoder has no adapter")
-        prompts = Prompts(
-            prompt,
-            negative_prompt,
-            prompt_embeds,
-            negative_prompt_embeds,
-            num_images_per_prompt,
-            clip_skip,
-            long_prompt,
-        )
+        embeds = (prompt_embeds, negative_prompt_embeds)
+        prompts = Prompts(prompt, negative_prompt, *embeds, num_images_per_prompt, clip_skip, long_prompt)
         check_clip_skip(clip_skip, self.text_encoder)
         with self.letting_go():
             return self._encode(prompts, do_classifier_free_guidance, device)[:2]
@@ -311,76 +229,38 @@ class StableDiffusionBase(Pipeline):
 
     # ---- denoise ----
 
-    def _denoise(
-        self,
-        run: Any,
-        steps: Steps,
-        tensors: Tensors,
-        callback: Callable[..., Tensors],
-        *,
-        eta: float,
-        generator: Generators | None,
-        extend: Callable[[Tensors], list[torch.Tensor]] | None = None,
-        blend: Callable[[int, Tensors], torch.Tensor] | None = None,
-    ) -> torch.Tensor:
-        """Take all steps from `tensors["latents"]` and return the latents at their end.
-
-        Args:
-            run: the state of the call.
-            steps: the steps to take.
-            tensors: "latents", "prompt_embeds" (with guidance the negative ones first) and what else callbacks see.
-            callback: called after each step with the step, the timestep and `tensors`; returns them, changed or not.
-            eta: share of DDIM's noise.
-            generator: for steps that draw.
-            extend: more channels for the UNet's input.
-            blend: what to make of the latents after a step.
-        """
-        options = step_options(steps.scheduler, eta=eta, generator=generator)
-        condition = self._scale_condition(run.guidance_scale, tensors["latents"])
-        for index, timestep in walk(self, run, steps):
-            guided = self.do_classifier_free_guidance
-            latents = tensors["latents"]
-            sample = steps.scheduler.scale_model_input(latents, timestep)
-            if extend is not None:
-                sample = torch.cat([sample, *extend(tensors)], dim=1)
-            prediction = self.unet(
-                torch.cat([sample, sample]) if guided else sample,
-                timestep,
-                encoder_hidden_states=tensors["prompt_embeds"],
-                timestep_cond=condition,
-                return_dict=False,
-            )[0]
-            if guided:
-                prediction = guide(prediction, run.guidance_scale, run.guidance_rescale)
-            tensors["latents"] = steps.scheduler.step(prediction, timestep, latents, **options, return_dict=False)[0]
-            if blend is not None:
-                tensors["latents"] = blend(index, tensors)
-            tensors = callback(index, timestep, **tensors)
-        return tensors["latents"]
-
-    def _scale_condition(self, guidance_scale: float, latents: torch.Tensor) -> torch.Tensor | None:
+    def _constants(self, call: Call, tensors: Tensors) -> Tensors:
         """The guidance scale as an input, for a UNet that was distilled to take it."""
-        size = self.unet.config.time_cond_proj_dim
+        size, latents = self.unet.config.time_cond_proj_dim, tensors["latents"]
         if size is None:
-            return None
-        scales = torch.full((len(latents),), guidance_scale - 1.0, device=latents.device)
-        return guidance_embedding(scales, size).to(latents.dtype)
+            return {"timestep_cond": None}
+        scales = torch.full((len(latents),), self.guidance_scale - 1.0, device=latents.device)
+        return {"timestep_cond": guidance_embedding(scales, size).to(latents.dtype)}
+
+    def _predict(self, index: int, timestep: torch.Tensor, sample: torch.Tensor, tensors: Tensors) -> torch.Tensor:
+        guided = self.do_classifier_free_guidance
+        prediction = self.unet(
+            torch.cat([sample, sample]) if guided else sample,
+            timestep,
+            encoder_hidden_states=tensors["prompt_embeds"],
+            timestep_cond=tensors["timestep_cond"],
+            return_dict=False,
+        )[0]
+        return guide(prediction, self.guidance_scale, self.guidance_rescale) if guided else prediction
 
     # ---- decode ----
 
-    def _decode(
-        self, latents: torch.Tensor, output_type: str | None, generator: Generators | None, **conditions: Any
-    ) -> tuple[Any, list[bool] | None]:
+    def _decode(self, latents: torch.Tensor, call: Call) -> tuple[Any, ...]:
         """The pictures in the form asked for, and which of them the safety checker took out."""
-        if output_type == "latent":
+        if call.output_type == "latent":
             return latents, None
-        pixels = decode_latents(self.vae, latents, generator=generator, **conditions)
+        pixels = self._pixels(latents, call)
         flagged = self._judge(pixels)
         if flagged is not None and any(flagged):
             keep = torch.tensor([not flag for flag in flagged], device=pixels.device).view(-1, 1, 1, 1)
             pixels = torch.where(keep, pixels, -1.0)
             logger.warning("the safety checker took out %d of %d pictures; they are black", sum(flagged), len(flagged))
-        return self.image_processor.postprocess(pixels, output_type=output_type), flagged
+        return self.image_processor.postprocess(pixels, output_type=call.output_type), flagged
 
     def _judge(self, pixels: torch.Tensor) -> list[bool] | None:
         if self.safety_checker is None:
@@ -389,11 +269,3 @@ class StableDiffusionBase(Pipeline):
         inputs = self.feature_extractor(pictures, return_tensors="pt").pixel_values
         inputs = inputs.to(execution_device(self.safety_checker), execution_dtype(self.safety_checker))
         return self.safety_checker(clip_input=inputs, images=pixels)[1]
-
-    @staticmethod
-    def _result(
-        images: Any, flagged: list[bool] | None, truncated: list[str] | None, return_dict: bool
-    ) -> StableDiffusionPipelineOutput | tuple[Any, list[bool] | None]:
-        if not return_dict:
-            return images, flagged
-        return StableDiffusionPipelineOutput(images, flagged, truncated if truncated and any(truncated) else None)

@@ -6,11 +6,11 @@ from typing import Any
 import torch
 
 from diffusion_core.images import ImageInput
-from diffusion_core.randomness import Generators, randn_tensor
+from diffusion_core.randomness import Generators
 
 from ..callbacks import Callback
-from ..latents import encode_image, spread
-from ..loop import check_share, plan_steps
+from ..picture import Call
+from ..tasks import FromImage
 from .base import Prompts, StableDiffusionBase
 from .output import StableDiffusionPipelineOutput
 
@@ -18,7 +18,6 @@ from .output import StableDiffusionPipelineOutput
 class StableDiffusionImg2ImgPipeline(StableDiffusionBase):
     """Takes a picture part of the way to noise and denoises it with a prompt (SDEdit, Meng et al. 2021, 2108.01073)."""
 
-    @torch.no_grad()
     def __call__(
         self,
         prompt: str | list[str] | None = None,
@@ -56,51 +55,27 @@ class StableDiffusionImg2ImgPipeline(StableDiffusionBase):
         Raises:
             ValueError: for an argument that makes no sense; it is named, and no model has been called.
         """
-        callback = self.step_callback(callback_on_step_end, callback_on_step_end_tensor_inputs)
         prompts = Prompts(
             prompt,
             negative_prompt,
             prompt_embeds,
             negative_prompt_embeds,
-            num_images_per_prompt=num_images_per_prompt,
+            num_images_per_prompt,
             clip_skip=clip_skip,
             long_prompt=long_prompt,
         )
-        batch = self._check(prompts, guidance_scale, eta, output_type, generator)
-        check_share("strength", strength)
-        pixels = self._pixels(image, prompts.count(), batch)
-        state = {"guidance_scale": guidance_scale, "guidance_rescale": 0.0, "clip_skip": clip_skip}
-        with self.run(**state, num_timesteps=0) as run:
-            device = self._execution_device
-            steps = plan_steps(
-                self.scheduler, num_inference_steps, device, timesteps=timesteps, sigmas=sigmas, strength=strength
-            )
-            tensors, truncated = self._text_tensors(prompts)
-            clean = self._image_latents(pixels, prompts.count(), batch, generator)
-            noise = randn_tensor(clean.shape, generator=generator, device=device, dtype=clean.dtype)
-            tensors["latents"] = steps.scheduler.add_noise(clean, noise, steps.timesteps[:1])
-            result = self._denoise(run, steps, tensors, callback, eta=eta, generator=generator)
-            images, flagged = self._decode(result, output_type, generator)
-        return self._result(images, flagged, truncated, return_dict)
-
-    def _pixels(self, image: "ImageInput | None", count: int, batch: int) -> torch.Tensor:
-        """The pictures as a tensor, checked to go with `count` prompts."""
-        if image is None:
-            raise ValueError("image is missing: pass the picture to start from")
-        pixels = self.image_processor.preprocess(image)
-        spread(pixels, count, batch, "image")
-        if pixels.shape[1] != self.latent_channels:
-            self._check_present("vae", remedy="pass latents as image")
-        return pixels
-
-    def _image_latents(
-        self, pixels: torch.Tensor, count: int, batch: int, generator: Generators | None
-    ) -> torch.Tensor:
-        """The latents of the pictures, one for each that is drawn."""
-        pixels = pixels.to(self._execution_device)
-        if isinstance(generator, list):
-            # Each picture has its own random numbers, so also those of the encoder.
-            pixels = spread(pixels, count, batch, "image")
-        if pixels.shape[1] != self.latent_channels:
-            pixels = encode_image(self.vae, pixels, generator=generator)
-        return spread(pixels, count, batch, "image").to(self.unet.dtype)
+        call = Call(
+            prompts,
+            FromImage(image, strength),
+            num_inference_steps,
+            timesteps,
+            sigmas,
+            eta=eta,
+            generator=generator,
+            output_type=output_type,
+            return_dict=return_dict,
+            callback_on_step_end=callback_on_step_end,
+            callback_on_step_end_tensor_inputs=callback_on_step_end_tensor_inputs,
+            state={"guidance_scale": guidance_scale, "guidance_rescale": 0.0, "clip_skip": clip_skip},
+        )
+        return self._draw(call)

@@ -8,8 +8,8 @@ import torch
 from diffusion_core.randomness import Generators
 
 from ..callbacks import Callback
-from ..latents import check_latents, start_latents
-from ..loop import check_share, plan_steps
+from ..picture import Call
+from ..tasks import FromNoise
 from .base import Prompts, StableDiffusionBase
 from .output import StableDiffusionPipelineOutput
 
@@ -17,7 +17,6 @@ from .output import StableDiffusionPipelineOutput
 class StableDiffusionPipeline(StableDiffusionBase):
     """From a prompt to pictures with latent diffusion (Rombach et al. 2022, arXiv 2112.10752)."""
 
-    @torch.no_grad()
     def __call__(
         self,
         prompt: str | list[str] | None = None,
@@ -75,43 +74,27 @@ class StableDiffusionPipeline(StableDiffusionBase):
             ValueError: for an argument that makes no sense; it is named, and no model has been called.
             NumericalError: if a model gives values that are not finite.
         """
-        callback = self.step_callback(callback_on_step_end, callback_on_step_end_tensor_inputs)
         prompts = Prompts(
             prompt,
             negative_prompt,
             prompt_embeds,
             negative_prompt_embeds,
-            num_images_per_prompt=num_images_per_prompt,
+            num_images_per_prompt,
             clip_skip=clip_skip,
             long_prompt=long_prompt,
         )
-        batch = self._check(prompts, guidance_scale, eta, output_type, generator)
-        check_share("guidance_rescale", guidance_rescale)
-        shape = self._latent_shape(batch, height, width, latents)
-        state = {"guidance_scale": guidance_scale, "guidance_rescale": guidance_rescale, "clip_skip": clip_skip}
-        with self.run(**state, num_timesteps=0) as run:
-            device = self._execution_device
-            steps = plan_steps(self.scheduler, num_inference_steps, device, timesteps=timesteps, sigmas=sigmas)
-            tensors, truncated = self._text_tensors(prompts)
-            tensors["latents"] = start_latents(
-                shape,
-                steps.scheduler.init_noise_sigma,
-                generator=generator,
-                device=device,
-                dtype=self.unet.dtype,
-                latents=latents,
-            )
-            result = self._denoise(run, steps, tensors, callback, eta=eta, generator=generator)
-            images, flagged = self._decode(result, output_type, generator)
-        return self._result(images, flagged, truncated, return_dict)
-
-    def _latent_shape(
-        self, batch: int, height: int | None, width: int | None, latents: torch.Tensor | None
-    ) -> tuple[int, int, int, int]:
-        """The shape of the latents for a picture size, which `latents` must have if they are given."""
-        height, width = self._size(height, width, latents)
-        factor = self.vae_scale_factor
-        shape = (batch, self.latent_channels, height // factor, width // factor)
-        if latents is not None:
-            check_latents(latents, shape)
-        return shape
+        call = Call(
+            prompts,
+            FromNoise(height, width, latents),
+            num_inference_steps,
+            timesteps,
+            sigmas,
+            eta=eta,
+            generator=generator,
+            output_type=output_type,
+            return_dict=return_dict,
+            callback_on_step_end=callback_on_step_end,
+            callback_on_step_end_tensor_inputs=callback_on_step_end_tensor_inputs,
+            state={"guidance_scale": guidance_scale, "guidance_rescale": guidance_rescale, "clip_skip": clip_skip},
+        )
+        return self._draw(call)

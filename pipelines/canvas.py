@@ -7,7 +7,7 @@ import torch
 
 from diffusion_core.images import VaeImageProcessor
 
-from ..latents import spread
+from .latents import spread
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,6 @@ class Canvas:
         crop: the part of the picture that was enlarged, as (left, upper, right, lower), if one was.
         count: how many prompts there are.
         batch: how many pictures are drawn.
-        size: height and width of the latents.
     """
 
     pixels: torch.Tensor
@@ -28,7 +27,6 @@ class Canvas:
     crop: tuple[int, int, int, int] | None
     count: int
     batch: int
-    size: tuple[int, int]
 
     def for_each(self, values: torch.Tensor, name: str) -> torch.Tensor:
         """An entry for each picture that is drawn, from one for all or one for each prompt."""
@@ -39,20 +37,18 @@ def make_canvas(
     processors: tuple[VaeImageProcessor, VaeImageProcessor],
     image: Any,
     mask_image: Any,
-    height: int,
-    width: int,
+    size: tuple[int, int],
     padding: int | None,
     count: int,
     batch: int,
 ) -> Canvas:
-    """Bring picture and mask to `height` and `width`.
+    """Bring picture and mask to one size.
 
     Args:
         processors: for pictures, and for masks.
         image: one picture, or one for each of `count` prompts.
         mask_image: likewise.
-        height: in pixels, checked.
-        width: likewise.
+        size: height and width in pixels, checked.
         padding: enlarge the masked part with this many pixels around it; the whole picture is taken if None.
         count: how many prompts there are.
         batch: how many pictures are drawn.
@@ -63,7 +59,7 @@ def make_canvas(
     for name, value in (("image", image), ("mask_image", mask_image)):
         if value is None:
             raise ValueError(f"{name} is missing: inpainting needs image and mask_image")
-    for_images, for_masks = processors
+    (for_images, for_masks), (height, width) = processors, size
     crop = None if padding is None else for_masks.get_crop_region(mask_image, width, height, padding)
     shape: dict[str, Any] = {"resize_mode": "default" if crop is None else "fill", "crops_coords": crop}
     pixels = for_images.preprocess(image, height, width, **shape).float()
@@ -73,8 +69,7 @@ def make_canvas(
         raise type(error)(f"mask_image cannot be used: {error}") from error
     if mask.shape[1] != 1:
         raise ValueError(f"mask_image has {mask.shape[1]} channels, expected 1")
-    factor = for_images.config.vae_scale_factor
-    canvas = Canvas(pixels, mask, crop, count, batch, (height // factor, width // factor))
+    canvas = Canvas(pixels, mask, crop, count, batch)
     canvas.for_each(pixels, "image")
     canvas.for_each(mask, "mask_image")
     return canvas
