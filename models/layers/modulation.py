@@ -20,11 +20,11 @@ def gated(hidden_states: Tensor, gate: Tensor) -> Tensor:
 class _Modulation(nn.Module):
     """A layer norm without weights, and a linear layer that makes `parts` vectors from the conditioning vector."""
 
-    def __init__(self, embedding_dim: int, parts: int, bias: bool) -> None:
+    def __init__(self, embedding_dim: int, parts: int, bias: bool, eps: float = 1e-6) -> None:
         super().__init__()
         self.parts = parts
         self.linear = nn.Linear(embedding_dim, parts * embedding_dim, bias=bias)
-        self.norm = nn.LayerNorm(embedding_dim, eps=1e-6, elementwise_affine=False)
+        self.norm = nn.LayerNorm(embedding_dim, eps=eps, elementwise_affine=False)
 
     def vectors(self, emb: Tensor) -> tuple[Tensor, ...]:
         return self.linear(F.silu(emb)).chunk(self.parts, dim=1)
@@ -33,8 +33,8 @@ class _Modulation(nn.Module):
 class AdaLayerNormZero(_Modulation):
     """The norm before the attention of a DiT block ("adaLN-Zero", Peebles and Xie 2023, section 3.2)."""
 
-    def __init__(self, embedding_dim: int, bias: bool = True) -> None:
-        super().__init__(embedding_dim, 6, bias)
+    def __init__(self, embedding_dim: int, bias: bool = True, eps: float = 1e-6) -> None:
+        super().__init__(embedding_dim, 6, bias, eps)
 
     def forward(self, hidden_states: Tensor, emb: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         """Modulate tokens (B, S, C) by `emb` (B, C).
