@@ -1,0 +1,39 @@
+"""Schedules of flow models: noise levels that the pipeline lays out, shifted by the size of the picture."""
+
+import inspect
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from .loop import check_count
+
+
+def image_shift(config: Mapping[str, Any], tokens: int) -> float:
+    """The `mu` of dynamic shifting: larger pictures need more noise (Esser et al. 2024, section 5.3.2).
+
+    Args:
+        config: of the scheduler: `mu` is `base_shift` at `base_image_seq_len` tokens, `max_shift` at
+            `max_image_seq_len`, and on the straight line through both elsewhere.
+        tokens: of the picture.
+    """
+    low, high = config.get("base_image_seq_len", 256), config.get("max_image_seq_len", 4096)
+    base, most = config.get("base_shift", 0.5), config.get("max_shift", 1.15)
+    slope = (most - base) / (high - low)
+    return tokens * slope + (base - slope * low)
+
+
+def flow_schedule(scheduler: Any, count: Any, tokens: int, *, sigmas: Sequence[float] | None = None) -> dict[str, Any]:
+    """What `set_timesteps` of a scheduler is given: evenly spaced noise levels unless `sigmas` says others, and `mu`.
+
+    Args:
+        scheduler: one that takes no `mu` is given none; one that spaces flow levels itself does so.
+        count: the number of steps.
+        tokens: of the picture, for `mu`.
+        sigmas: from 1 down, the end 0 left out.
+    """
+    if sigmas is None and not scheduler.config.get("use_flow_sigmas"):
+        steps = check_count("num_inference_steps", count)
+        sigmas = np.linspace(1.0, 1 / steps, steps).tolist()
+    shifts = "mu" in inspect.signature(scheduler.set_timesteps).parameters
+    return {"sigmas": sigmas, **({"mu": image_shift(scheduler.config, tokens)} if shifts else {})}
