@@ -13,6 +13,7 @@ from .models.base import Model as Model
 from .models.base import ModelMixin as ModelMixin
 from .models.controlnet import ControlNetModel as ControlNetModel
 from .models.transformers.flux import FluxTransformer2DModel as FluxTransformer2DModel
+from .models.transformers.sd3 import SD3Transformer2DModel as SD3Transformer2DModel
 from .models.unets.unet_2d import UNet2DModel as UNet2DModel
 from .models.unets.unet_2d_condition import UNet2DConditionModel as UNet2DConditionModel
 from .offload.group_offload import apply_group_offloading as apply_group_offloading
