@@ -58,10 +58,9 @@ class JointTransformerBlock(nn.Module):
             Both, in this order; None for text that is not updated.
         """
         image, gate, shift, scale, gate_mlp, *second = self.norm1(hidden_states, temb)
-        if self.context_pre_only:
-            text, text_vectors = self.norm1_context(encoder_hidden_states, temb), ()
-        else:
-            text, *text_vectors = self.norm1_context(encoder_hidden_states, temb)
+        text, text_vectors = self.norm1_context(encoder_hidden_states, temb), ()
+        if not self.context_pre_only:
+            text, *text_vectors = text
 
         image, text = self.attn(image, text)
         hidden_states = hidden_states + gated(image, gate)
@@ -70,7 +69,7 @@ class JointTransformerBlock(nn.Module):
             hidden_states = hidden_states + gated(self.attn2(tokens)[0], gate_2)
         fed = self.ff(modulate(self.norm2(hidden_states), shift, scale))
         hidden_states = hidden_states + gated(fed, gate_mlp)
-        if self.context_pre_only:
+        if not text_vectors:
             return hidden_states, None
 
         gate, shift, scale, gate_mlp = text_vectors
@@ -179,10 +178,9 @@ class SD3Transformer2DModel(Model):
         Raises:
             ValueError: for inputs that are missing or whose shapes do not fit.
         """
-        self._check(hidden_states, encoder_hidden_states, pooled_projections, timestep, skip_layers)
+        times = self._check(hidden_states, encoder_hidden_states, pooled_projections, timestep, skip_layers)
         check_attention_kwargs(joint_attention_kwargs)
         rows, columns = patch_grid(hidden_states, self.patch_size)
-        times = batched_timestep(timestep, hidden_states)
         image = self.pos_embed(hidden_states)
         temb = self.time_text_embed(times, pooled_projections)
         text = self.context_embedder(encoder_hidden_states)
@@ -201,7 +199,10 @@ class SD3Transformer2DModel(Model):
         """Which of the ControlNet's residuals, of which there may be fewer than blocks, goes to block `index`."""
         return residuals[index * len(residuals) // self.num_layers]
 
-    def _check(self, sample: Tensor, text: Any, pooled: Any, timestep: Any, skip_layers: Sequence[int] | None) -> None:
+    def _check(
+        self, sample: Tensor, text: Any, pooled: Any, timestep: Any, skip_layers: Sequence[int] | None
+    ) -> Tensor:
+        """Refuse inputs that do not fit; the timestep of each sample."""
         check_given("SD3Transformer2DModel", encoder_hidden_states=text, pooled_projections=pooled, timestep=timestep)
         check_latents(sample, self.in_channels)
         batch = sample.shape[0]
@@ -212,3 +213,4 @@ class SD3Transformer2DModel(Model):
         unknown = [index for index in skip_layers or () if not 0 <= index < self.num_layers]
         if unknown:
             raise ValueError(f"skip_layers={unknown} name no block: this model has {self.num_layers}, from 0")
+        return batched_timestep(timestep, sample)
