@@ -151,3 +151,10 @@ def test_masks_go_to_encoders_that_use_them(tmp_path: Path) -> None:
     masked = encode_clip(["cat"], sd.tokenizer(), encoder).embeds
     # Padding comes last and attention is causal, so what counts is the same and only padding differs.
     assert torch.allclose(plain[:, :3], masked[:, :3], atol=1e-5)
+
+
+@pytest.mark.parametrize("given", [{"timesteps": [901, 601, 301, 1]}, {"sigmas": [9.0, 4.0, 1.5, 0.4, 0.0]}])
+def test_a_share_of_own_steps_counts_steps_and_not_entries(given: dict[str, Any]) -> None:
+    """Five noise levels are four steps, of which a share of one half is two."""
+    steps = plan_steps(diffusion_core.HeunDiscreteScheduler(), None, "cpu", strength=0.5, **given)
+    assert (steps.count, len(steps)) == (2, 3)
