@@ -142,6 +142,15 @@ class Scheduler(ConfigMixin):
         package = importlib.import_module(__package__ or "")
         return [getattr(package, name) for name in self._compatibles if hasattr(package, name)]
 
+    def _own_config(self) -> dict[str, Any]:
+        """The entries of the config that this class knows. One that came along from another class has no effect."""
+        known = self.config_arguments()
+        return {key: value for key, value in self.config.items() if key in known}
+
+    def _option(self, name: str, default: Any = None) -> Any:
+        """One such entry."""
+        return self.config[name] if name in self.config_arguments() else default
+
     # --- the state of a run ------------------------------------------------------------------------------------
 
     def copy_for_run(self) -> Any:
@@ -272,10 +281,10 @@ class Scheduler(ConfigMixin):
     def _limit(self, original: torch.Tensor) -> torch.Tensor:
         """The predicted clean sample, kept in range as the config's `thresholding` or `clip_sample` says."""
         config = self.config
-        if config.get("thresholding"):
+        if self._option("thresholding"):
             return threshold_sample(original, config["dynamic_thresholding_ratio"], config["sample_max_value"])
-        if config.get("clip_sample"):
-            bound = config.get("clip_sample_range", 1.0)
+        if self._option("clip_sample"):
+            bound = self._option("clip_sample_range", 1.0)
             return original.clamp(-bound, bound)
         return original
 
@@ -460,7 +469,7 @@ class VEScheduler(VPScheduler):
         self, num_inference_steps: int | None, timesteps: Numbers | None, sigmas: Numbers | None
     ) -> tuple[Array, Array]:
         """The timesteps of n steps and their n + 1 sigmas, the last of which is where sampling ends."""
-        config = self.config
+        config = self._own_config()
         known = self._training_sigmas
         mode = sigma_mode(config)
         check_one_schedule(num_inference_steps, timesteps, sigmas, mode)

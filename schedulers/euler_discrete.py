@@ -65,9 +65,11 @@ class EulerDiscreteScheduler(VEScheduler):
         times, levels = self._sigma_schedule(num_inference_steps, timesteps, sigmas)
         config = self.config
         if config["interpolation_type"] == "log_linear" and sigmas is None and sigma_mode(config) is None:
-            levels = exponential_sigmas(self._training_sigmas[-1], self._training_sigmas[0], len(levels))
+            # n steps from the highest of training to the lowest; what follows is there for those who look at `sigmas`
+            even = exponential_sigmas(self._training_sigmas[-1], self._training_sigmas[0], len(times) + 1)
+            levels = np.append(even, levels[-1])
         if config["timestep_type"] == "continuous" and config["prediction_type"] == "v_prediction":
-            times = 0.25 * np.log(levels[:-1])
+            times = 0.25 * np.log(levels[: len(times)])
         self.num_inference_steps = len(times)
         self._take_schedule(times, device, sigmas=levels)
 

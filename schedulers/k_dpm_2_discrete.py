@@ -51,7 +51,7 @@ class KDPM2DiscreteScheduler(TwoStageScheduler):
         """Choose the steps: how many, or which timesteps (falling), or which sigmas (falling, with the end)."""
         self._check_train_steps(num_train_timesteps)
         times, levels = self._sigma_schedule(num_inference_steps, timesteps, sigmas)
-        if sigmas is None and sigma_mode(self.config) == "karras":
+        if sigmas is None and sigma_mode(self._own_config()) == "karras":
             times = np.round(times)
         second = self._second_levels(levels)
         self._take_two_stages(times, levels, timestep_at(second, self._training_sigmas), second, device)

@@ -19,7 +19,7 @@ Numbers = Sequence[float] | torch.Tensor | npt.NDArray[Any]
 
 BETA_SCHEDULES = ("linear", "scaled_linear", "squaredcos_cap_v2", "sigmoid")
 SPACINGS = ("linspace", "leading", "trailing")
-SIGMA_MODES = ("karras", "exponential", "beta", "flow")
+SIGMA_MODES = ("karras", "exponential", "beta")
 
 
 def choice(name: str, value: Any, allowed: Sequence[Any]) -> Any:
@@ -133,16 +133,18 @@ def spaced_timesteps(
     check_steps(steps, train_steps if whole or spacing != "linspace" else None)
     knots = steps + 1 if drop_last and steps < train_steps else steps
     if spacing == "trailing":
-        return np.asarray(np.round(train_steps - np.arange(steps) * (train_steps / steps)) - 1, dtype=np.float64)
+        times = np.arange(train_steps, 0, -(train_steps / steps))[:steps]
+        return np.asarray(np.round(times) - 1, dtype=np.float64)
     if spacing == "linspace":
-        times = np.linspace(train_steps - 1, 0, knots)[:steps] if knots > 1 else np.zeros(1)
+        # rising, then turned: which way halves are rounded hangs on the last digit
+        times = np.linspace(0, train_steps - 1, knots)[::-1][:steps]
         return np.asarray(np.round(times) if whole else times, dtype=np.float64)
     times = np.arange(knots)[::-1][:steps] * float(train_steps // knots)
     return np.asarray(times + max(0, min(offset, train_steps - 1 - times[0])), dtype=np.float64)
 
 
 def sigma_mode(config: Mapping[str, Any]) -> str | None:
-    """Which of `use_karras_sigmas`, `use_exponential_sigmas`, `use_beta_sigmas`, `use_flow_sigmas` is set.
+    """Which of `use_karras_sigmas`, `use_exponential_sigmas`, `use_beta_sigmas` is set.
 
     Raises:
         ValueError: if more than one is.

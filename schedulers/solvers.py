@@ -224,10 +224,6 @@ class SolverScheduler(VPScheduler):
         if config["solver_type"] not in ("midpoint", "heun"):
             self.register_to_config(solver_type="midpoint")
 
-    def _option(self, name: str, default: Any = None) -> Any:
-        """A config entry that this class knows. One that only came along from another class has no effect."""
-        return self.config[name] if name in self.config_arguments() else default
-
     @property
     def _wants_data(self) -> bool:
         """Whether the solver integrates the predicted data, or else the predicted noise."""
