@@ -12,7 +12,10 @@ from .models.autoencoders.tiny import AutoencoderTiny as AutoencoderTiny
 from .models.base import Model as Model
 from .models.base import ModelMixin as ModelMixin
 from .models.controlnet import ControlNetModel as ControlNetModel
+from .models.transformers.auraflow import AuraFlowTransformer2DModel as AuraFlowTransformer2DModel
 from .models.transformers.flux import FluxTransformer2DModel as FluxTransformer2DModel
+from .models.transformers.legacy import Transformer2DModel as Transformer2DModel
+from .models.transformers.pixart import PixArtTransformer2DModel as PixArtTransformer2DModel
 from .models.transformers.sd3 import SD3Transformer2DModel as SD3Transformer2DModel
 from .models.unets.unet_2d import UNet2DModel as UNet2DModel
 from .models.unets.unet_2d_condition import UNet2DConditionModel as UNet2DConditionModel
@@ -33,6 +36,10 @@ from .pipelines.stable_diffusion.inpaint import StableDiffusionInpaintPipeline a
 from .pipelines.stable_diffusion.output import StableDiffusionPipelineOutput as StableDiffusionPipelineOutput
 from .pipelines.stable_diffusion.pipeline import StableDiffusionPipeline as StableDiffusionPipeline
 from .pipelines.stable_diffusion.safety import StableDiffusionSafetyChecker as StableDiffusionSafetyChecker
+from .pipelines.stable_diffusion_xl.img2img import StableDiffusionXLImg2ImgPipeline as StableDiffusionXLImg2ImgPipeline
+from .pipelines.stable_diffusion_xl.inpaint import StableDiffusionXLInpaintPipeline as StableDiffusionXLInpaintPipeline
+from .pipelines.stable_diffusion_xl.output import StableDiffusionXLPipelineOutput as StableDiffusionXLPipelineOutput
+from .pipelines.stable_diffusion_xl.pipeline import StableDiffusionXLPipeline as StableDiffusionXLPipeline
 from .progress import disable_progress_bar as disable_progress_bar
 from .progress import enable_progress_bar as enable_progress_bar
 from .randomness import randn_tensor as randn_tensor

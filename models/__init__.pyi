@@ -5,7 +5,10 @@ from .autoencoders.tiny import AutoencoderTiny as AutoencoderTiny
 from .base import Model as Model
 from .base import ModelMixin as ModelMixin
 from .controlnet import ControlNetModel as ControlNetModel
+from .transformers.auraflow import AuraFlowTransformer2DModel as AuraFlowTransformer2DModel
 from .transformers.flux import FluxTransformer2DModel as FluxTransformer2DModel
+from .transformers.legacy import Transformer2DModel as Transformer2DModel
+from .transformers.pixart import PixArtTransformer2DModel as PixArtTransformer2DModel
 from .transformers.sd3 import SD3Transformer2DModel as SD3Transformer2DModel
 from .unets.unet_2d import UNet2DModel as UNet2DModel
 from .unets.unet_2d_condition import UNet2DConditionModel as UNet2DConditionModel
