@@ -1,6 +1,11 @@
 # pyright: reportMissingImports=false
 """A familiar import path: callback objects for `callback_on_step_end`."""
 
-from diffusion_core.pipelines.callbacks import MultiPipelineCallbacks, PipelineCallback, SDCFGCutoffCallback
+from diffusion_core.pipelines.callbacks import (
+    MultiPipelineCallbacks,
+    PipelineCallback,
+    SDCFGCutoffCallback,
+    SDXLCFGCutoffCallback,
+)
 
-__all__ = ["MultiPipelineCallbacks", "PipelineCallback", "SDCFGCutoffCallback"]
+__all__ = ["MultiPipelineCallbacks", "PipelineCallback", "SDCFGCutoffCallback", "SDXLCFGCutoffCallback"]

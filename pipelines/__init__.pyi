@@ -12,3 +12,7 @@ from .stable_diffusion.inpaint import StableDiffusionInpaintPipeline as StableDi
 from .stable_diffusion.output import StableDiffusionPipelineOutput as StableDiffusionPipelineOutput
 from .stable_diffusion.pipeline import StableDiffusionPipeline as StableDiffusionPipeline
 from .stable_diffusion.safety import StableDiffusionSafetyChecker as StableDiffusionSafetyChecker
+from .stable_diffusion_xl.img2img import StableDiffusionXLImg2ImgPipeline as StableDiffusionXLImg2ImgPipeline
+from .stable_diffusion_xl.inpaint import StableDiffusionXLInpaintPipeline as StableDiffusionXLInpaintPipeline
+from .stable_diffusion_xl.output import StableDiffusionXLPipelineOutput as StableDiffusionXLPipelineOutput
+from .stable_diffusion_xl.pipeline import StableDiffusionXLPipeline as StableDiffusionXLPipeline

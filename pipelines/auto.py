@@ -27,6 +27,12 @@ FAMILIES = [
         "StableDiffusionImg2ImgPipeline",
         "StableDiffusionInpaintPipeline",
     ),
+    Family(
+        "stable-diffusion-xl",
+        "StableDiffusionXLPipeline",
+        "StableDiffusionXLImg2ImgPipeline",
+        "StableDiffusionXLInpaintPipeline",
+    ),
 ]
 
 

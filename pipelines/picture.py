@@ -33,7 +33,7 @@ from .callbacks import Callback
 from .latents import check_size, decode_latents
 from .loop import Steps, check_count, check_scale, check_share, plan_steps, step_options, walk
 from .tasks import Task
-from .text import check_negative, count_prompts
+from .text import check_negative, count_prompts, repeat_for_images
 
 Tensors = dict[str, Any]
 
@@ -271,6 +271,17 @@ class PicturePipeline(Pipeline):
     def _text_tensors(self, prompts: Any) -> tuple[Tensors, list[str] | None]:
         """The tensors of the loop that come from the prompts, and what was cut from these."""
         raise TypeError(f"{type(self).__name__} must say how prompts become tensors")
+
+    def _per_picture(
+        self, values: torch.Tensor | None, prompts: Any, count: int, device: torch.device | None = None
+    ) -> Any:
+        """What belongs to prompts, or to all of them, where and as the denoiser takes it, an entry for each picture."""
+        if values is None:
+            return None
+        dtype = values.dtype if self.denoiser is None or not values.is_floating_point() else self.denoiser.dtype
+        values = values.to(device=device or self._execution_device, dtype=dtype)
+        values = values.expand(count, *values.shape[1:]) if len(values) == 1 else values
+        return repeat_for_images(values, prompts.num_images_per_prompt)
 
     def _constants(self, call: Call, tensors: Tensors) -> Tensors:
         """Tensors that `_predict` needs besides the prompts' and the latents."""

@@ -122,6 +122,7 @@ class FromImage(Task):
         strength: from 0 to 1, how far to go.
         size: height and width in pixels to bring the picture to; its own, rounded down, by default.
         noised: the image is latents that carry the noise of the first step already; all steps are taken.
+        latents: packed and noisy, to start from in place of those of the picture.
     """
 
     def __init__(
@@ -131,8 +132,9 @@ class FromImage(Task):
         *,
         size: tuple[int | None, int | None] | None = None,
         noised: bool = False,
+        latents: torch.Tensor | None = None,
     ) -> None:
-        self.image, self.asked, self.noised = image, size, noised
+        self.image, self.asked, self.noised, self.latents = image, size, noised, latents
         self.strength = None if noised else strength
 
     def prepare(self, pipe: "PicturePipeline", call: "Call", batch: int) -> None:
@@ -150,8 +152,13 @@ class FromImage(Task):
         else:
             pipe._check_present("vae", remedy="pass latents as image")
         self.pixels = pixels
+        if self.latents is not None:
+            shape = pipe._latent_shape(batch, self.height, self.width)
+            check_latents(self.latents, pipe._packed_shape(shape))
 
     def start(self, pipe: "PicturePipeline", steps: Steps) -> Tensors:
+        if self.latents is not None:
+            return {"latents": self._noise(pipe, self.latents)}
         clean = self._image_latents(pipe, self.pixels)
         if self.noised:
             return {"latents": clean}

@@ -132,6 +132,33 @@ def chunks_needed(prompts: Sequence[str], tokenizer: Any, text_encoder: Any) -> 
     return max(1, *(-(-len(tokens) // room) for tokens in _tokens(prompts, tokenizer)))
 
 
+def parts_for(
+    texts: Sequence[str], given: torch.Tensor | None, long_prompt: str, encoders: Sequence[tuple[Any, Any]]
+) -> dict[str, int]:
+    """How `encode_clip` cuts texts so that all get the same number of tokens, that of embeddings they go with.
+
+    Args:
+        texts: what is encoded.
+        given: embeddings (N, tokens, size) that others have to match in tokens, if there are such.
+        long_prompt: as for `check_long_prompt`.
+        encoders: (tokenizer, text encoder) of each encoder that `texts` go through.
+
+    Raises:
+        ValueError: if no text gives as many tokens as `given` has.
+    """
+    if given is None:
+        return {"chunks": max(chunks_needed(texts, *each) for each in encoders) if long_prompt == "chunk" else 1}
+    tokens, limit = given.shape[1], min(token_limit(*each) for each in encoders)
+    if tokens <= limit:
+        return {"length": tokens}
+    if tokens % limit:
+        raise ValueError(
+            f"embeddings of {tokens} tokens go with no text, as the text encoder gives multiples of {limit}: "
+            f"pass prompt_embeds and negative_prompt_embeds"
+        )
+    return {"chunks": tokens // limit}
+
+
 def encode_clip(
     prompts: Sequence[str],
     tokenizer: Any,

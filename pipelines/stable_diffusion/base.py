@@ -18,10 +18,8 @@ from ..text import (
     as_prompts,
     check_clip_skip,
     check_long_prompt,
-    chunks_needed,
     encode_clip,
-    repeat_for_images,
-    token_limit,
+    parts_for,
 )
 from .output import StableDiffusionPipelineOutput
 
@@ -183,10 +181,9 @@ class StableDiffusionBase(PicturePipeline):
             others = as_prompts(prompts.negative_prompt, count, "negative_prompt") if negative is None else []
         if texts or others:
             given = positive if positive is not None else negative
-            parts = {
-                "device": device or execution_device(self.text_encoder),
-                **self._parts([*texts, *others], given, prompts),
-            }
+            encoders = [(self.tokenizer, self.text_encoder)]
+            parts: Tensors = parts_for([*texts, *others], given, prompts.long_prompt, encoders)
+            parts["device"] = device or execution_device(self.text_encoder)
             if texts:
                 text = encode_clip(texts, self.tokenizer, self.text_encoder, skip=prompts.clip_skip, **parts)
                 positive, truncated = text.embeds, text.truncated
@@ -194,38 +191,14 @@ class StableDiffusionBase(PicturePipeline):
                 # All layers count here even with `clip_skip`: so it is in the reference, and pictures depend on it.
                 negative = encode_clip(others, self.tokenizer, self.text_encoder, **parts).embeds
         assert positive is not None
-        return self._placed(positive, prompts, count, device), self._placed(negative, prompts, count, device), truncated
-
-    def _placed(self, embeds: Any, prompts: Prompts, count: int, device: torch.device | None) -> Any:
-        """Embeddings where and as the UNet takes them, one for each picture."""
-        if embeds is None:
-            return None
-        dtype = embeds.dtype if self.unet is None else self.unet.dtype
-        embeds = embeds.to(device=device or self._execution_device, dtype=dtype)
-        embeds = embeds.expand(count, -1, -1) if len(embeds) == 1 else embeds
-        return repeat_for_images(embeds, prompts.num_images_per_prompt)
+        positive, negative = (self._per_picture(each, prompts, count, device) for each in (positive, negative))
+        return positive, negative, truncated
 
     def _text_tensors(self, prompts: Prompts) -> tuple[Tensors, list[str] | None]:
         """The tensors of the loop that come from the prompts, and what was cut from these."""
         positive, negative, truncated = self._encode(prompts, self.do_classifier_free_guidance)
         both = positive if negative is None else torch.cat([negative, positive])
         return {"prompt_embeds": both, "negative_prompt_embeds": negative}, truncated
-
-    def _parts(self, texts: list[str], given: torch.Tensor | None, prompts: Prompts) -> dict[str, int | None]:
-        """How texts are cut so that all get the same number of tokens, that of the embeddings that they go with."""
-        limit = token_limit(self.tokenizer, self.text_encoder)
-        if given is None:
-            chunked = prompts.long_prompt == "chunk"
-            return {"chunks": chunks_needed(texts, self.tokenizer, self.text_encoder) if chunked else 1}
-        tokens = given.shape[1]
-        if tokens <= limit:
-            return {"length": tokens}
-        if tokens % limit:
-            raise ValueError(
-                f"embeddings of {tokens} tokens go with no text, as the text encoder gives multiples of {limit}: "
-                f"pass prompt_embeds and negative_prompt_embeds"
-            )
-        return {"chunks": tokens // limit}
 
     # ---- denoise ----
 

@@ -1,0 +1,4 @@
+from .img2img import StableDiffusionXLImg2ImgPipeline as StableDiffusionXLImg2ImgPipeline
+from .inpaint import StableDiffusionXLInpaintPipeline as StableDiffusionXLInpaintPipeline
+from .output import StableDiffusionXLPipelineOutput as StableDiffusionXLPipelineOutput
+from .pipeline import StableDiffusionXLPipeline as StableDiffusionXLPipeline

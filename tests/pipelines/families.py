@@ -1,0 +1,223 @@
+"""Every family of pipelines in tiny: one entry of data a family, which the battery and the parity tests go through."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from tempfile import mkdtemp
+from types import ModuleType
+from typing import Any
+
+import diffusers
+import torch
+from transformers import CLIPTextConfig, CLIPTextModelWithProjection
+
+import diffusion_core
+
+from . import sd, tiny
+
+PROMPTS = ["a red cat", "a dog"]
+NEGATIVES = ["ugly", "blue"]
+
+
+@dataclass(frozen=True, eq=False)
+class Family:
+    """One family.
+
+    Attributes:
+        name: for messages.
+        parts: makes the components, from one library or the other; the same names, configs and sizes in both.
+        tasks: the pipeline class by task: "text", "image" and "inpaint".
+        embed: encodes prompts and negative prompts, by a pipeline, to the arguments that take their place in a call.
+        schedulers: class and config of two schedulers, for parity.
+        settings: scalar settings of `__init__`, by task where they differ.
+        arguments: of every call, besides those that all families take.
+        guidance: the name of the scale, and values with and without a second prediction.
+        negative: whether `negative_prompt` works with guidance.
+        latents: the shape of one picture's latents as a call takes them, for 32 x 32 pixels.
+        multiple: sizes are multiples of this.
+        denoiser: the component that predicts.
+        changes: components that one task needs in another form.
+    """
+
+    name: str
+    parts: Callable[[ModuleType], dict[str, Any]]
+    tasks: Mapping[str, str]
+    embed: Callable[[Any, list[str], list[str]], dict[str, Any]]
+    schedulers: tuple[tuple[str, dict[str, Any]], ...]
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    guidance: tuple[str, float, float] = ("guidance_scale", 4.0, 1.0)
+    negative: bool = True
+    latents: tuple[int, ...] = (4, 8, 8)
+    multiple: int = 4
+    denoiser: str = "unet"
+    callback_tensors: tuple[str, ...] = ("latents", "prompt_embeds")
+
+    def call(self, task: str, count: int = 1, **changes: Any) -> dict[str, Any]:
+        """The arguments of a short call for `count` prompts."""
+        found: dict[str, Any] = {
+            "prompt": PROMPTS[:count],
+            "num_inference_steps": 2,
+            "output_type": "pt",
+            "generator": [sd.seeded(index) for index in range(count)],
+            self.guidance[0]: self.guidance[1],
+            **({"negative_prompt": NEGATIVES[:count]} if self.negative else {}),
+            **self.arguments,
+        }
+        if task in ("image", "inpaint"):
+            found |= {"image": sd.image(32, 32), "strength": 0.8, "num_inference_steps": 3}
+        if task == "inpaint":
+            found["mask_image"] = sd.mask(32, 32)
+        return {**found, **changes}
+
+
+@cache
+def _parts(family: Family, library: ModuleType) -> dict[str, Any]:
+    return family.parts(library)
+
+
+@cache
+def _matched(family: Family) -> dict[str, Any]:
+    """Our components with the reference's weights."""
+    ours, theirs = dict(family.parts(diffusion_core)), _parts(family, diffusers)
+    for name, part in ours.items():
+        if isinstance(part, torch.nn.Module):
+            part.load_state_dict(theirs[name].state_dict())
+    return ours
+
+
+def pipe(family: Family, task: str = "text", **changes: Any) -> Any:
+    """Our pipeline, of components that all tests share; `changes` replace some."""
+    return _made(diffusion_core, family, task, {**_parts(family, diffusion_core), **changes})
+
+
+def pair(family: Family, task: str = "text", scheduler: int = 0, **changes: Callable[[ModuleType], Any]) -> Any:
+    """Our pipeline, and the reference's with the same weights; `changes` make components of a library."""
+    found = []
+    for library, parts in ((diffusion_core, _matched(family)), (diffusers, _parts(family, diffusers))):
+        name, config = family.schedulers[scheduler]
+        replaced = {key: make(library) for key, make in changes.items()}
+        scheduled = {"scheduler": getattr(library, name)(**config)}
+        found.append(_made(library, family, task, {**parts, **scheduled, **replaced}))
+    for key in changes:
+        ours, theirs = (getattr(each, key) for each in found)
+        if isinstance(ours, torch.nn.Module):
+            ours.load_state_dict(theirs.state_dict())
+    return tuple(found)
+
+
+def _made(library: ModuleType, family: Family, task: str, parts: dict[str, Any]) -> Any:
+    made = getattr(library, family.tasks[task])(**parts, **family.settings)
+    made.set_progress_bar_config(disable=True)
+    return made
+
+
+# ---- Stable Diffusion 1 and 2 ----
+
+VP = {"beta_start": 0.00085, "beta_end": 0.012, "beta_schedule": "scaled_linear", "steps_offset": 1}
+
+
+def tokenizer() -> Any:
+    return tiny.tokenizer(Path(mkdtemp(prefix="tokenizer-")))
+
+
+def sd_parts(library: ModuleType) -> dict[str, Any]:
+    return {
+        "vae": tiny.vae(library),
+        "text_encoder": tiny.text_encoder(),
+        "tokenizer": tokenizer(),
+        "unet": tiny.unet(library),
+        "scheduler": tiny.scheduler(library),
+        "safety_checker": None,
+        "feature_extractor": None,
+    }
+
+
+def sd_embed(made: Any, prompts: list[str], negatives: list[str]) -> dict[str, Any]:
+    embeds = made.encode_prompt(prompts, None, 1, True, negative_prompt=negatives)
+    return dict(zip(("prompt_embeds", "negative_prompt_embeds"), embeds, strict=True))
+
+
+SD = Family(
+    "stable-diffusion",
+    sd_parts,
+    {
+        "text": "StableDiffusionPipeline",
+        "image": "StableDiffusionImg2ImgPipeline",
+        "inpaint": "StableDiffusionInpaintPipeline",
+    },
+    sd_embed,
+    (("DDIMScheduler", {**VP, "clip_sample": False}), ("EulerDiscreteScheduler", VP)),
+    settings={"requires_safety_checker": False},
+)
+
+
+# ---- Stable Diffusion XL ----
+
+
+def projecting_encoder(size: int = 32, seed: int = 1, **changes: Any) -> Any:
+    """A CLIP text encoder with a projection, for the tokenizer of `tiny`."""
+    torch.manual_seed(seed)
+    config = CLIPTextConfig(
+        vocab_size=194,
+        hidden_size=size,
+        intermediate_size=37,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        projection_dim=size,
+        bos_token_id=192,
+        eos_token_id=193,
+        hidden_act="gelu",
+        **changes,
+    )
+    return CLIPTextModelWithProjection(config).eval()
+
+
+def xl_unet(library: ModuleType, numbers: int = 6, text: int = 64, **changes: Any) -> Any:
+    """A UNet that is told sizes and a pooled prompt of width 32, and takes text of width `text`."""
+    config = {
+        "cross_attention_dim": text,
+        "addition_embed_type": "text_time",
+        "addition_time_embed_dim": 8,
+        "projection_class_embeddings_input_dim": 32 + 8 * numbers,
+        "transformer_layers_per_block": (1, 2),
+        "use_linear_projection": True,
+        "attention_head_dim": (2, 4),
+    }
+    return tiny.unet(library, **{**config, **changes})
+
+
+def xl_parts(library: ModuleType) -> dict[str, Any]:
+    return {
+        "vae": tiny.vae(library),
+        "text_encoder": tiny.text_encoder(),
+        "text_encoder_2": projecting_encoder(),
+        "tokenizer": tokenizer(),
+        "tokenizer_2": tokenizer(),
+        "unet": xl_unet(library),
+        "scheduler": library.EulerDiscreteScheduler(**VP),
+    }
+
+
+def xl_embed(made: Any, prompts: list[str], negatives: list[str]) -> dict[str, Any]:
+    embeds = made.encode_prompt(prompts, negative_prompt=negatives)
+    names = ("prompt_embeds", "negative_prompt_embeds", "pooled_prompt_embeds", "negative_pooled_prompt_embeds")
+    return dict(zip(names, embeds, strict=True))
+
+
+SDXL = Family(
+    "stable-diffusion-xl",
+    xl_parts,
+    {
+        "text": "StableDiffusionXLPipeline",
+        "image": "StableDiffusionXLImg2ImgPipeline",
+        "inpaint": "StableDiffusionXLInpaintPipeline",
+    },
+    xl_embed,
+    (("EulerDiscreteScheduler", VP), ("DDIMScheduler", {**VP, "clip_sample": False})),
+    callback_tensors=("latents", "prompt_embeds", "add_text_embeds", "add_time_ids"),
+)
+
+# A new family is an entry here.
+FAMILIES = [SD, SDXL]
