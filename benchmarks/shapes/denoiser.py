@@ -20,13 +20,17 @@ from diffusion_core.pipelines import StableDiffusionPipeline
 
 from .autoencoder import CONFIG, to_input
 from .evaluate import evaluate, held_out_scenes
-from .layout import UNKNOWN, LayoutHeads, answers_of, batch_of
+from .layout import ASKED, UNKNOWN, LayoutHeads, answers_of, batch_of
 from .parts import TOKENS, UNET, load_tokenizer, make_scheduler, make_text_encoder, make_unet
 from .scenes import caption, pixels, sample_scene
 from .training import Average, Clock, load_state, save_state
 
 PEAK_RATE, WARMUP, BATCH, SCENES, DROPPED = 8e-4, 200, 64, 60_000, 0.1
-TEXT_STEPS, TEXT_RATE, TEXT_BATCH, LAYOUT_WEIGHT = 2500, 1e-3, 128, 0.02
+TEXT_STEPS, TEXT_RATE, TEXT_BATCH, LAYOUT_WEIGHT = 800, 1e-3, 128, 0.02
+LAYOUT_ONLY = 0.5  # of the pictures are drawn from the six tokens alone, until LAYOUT_UNTIL of the steps are done
+LAYOUT_UNTIL = 0.85
+NOISY = 0.5  # of the timesteps are taken where the layout is decided: from FIRST_NOISY on
+FIRST_NOISY = 550
 
 
 def main() -> None:
@@ -76,7 +80,8 @@ def train(work: Path, steps: int, score_minutes: float) -> None:
         tokens, asked = ids[chosen, caption].long(), answers[chosen, caption].long()
         dropped = torch.rand(BATCH) < DROPPED
         tokens[dropped], asked[dropped] = nothing, UNKNOWN
-        loss, states = loss_of(parts, scheduler, latents[chosen] * scale, tokens)
+        layout_only = LAYOUT_ONLY if step < LAYOUT_UNTIL * steps else 0.0
+        loss, states = loss_of(parts, scheduler, latents[chosen] * scale, tokens, layout_only)
         reading, _ = heads(states, asked)
         optimizer.zero_grad()
         heads_optimizer.zero_grad()
@@ -103,16 +108,20 @@ def train(work: Path, steps: int, score_minutes: float) -> None:
 
 
 def loss_of(
-    parts: torch.nn.ModuleDict, scheduler: object, latents: torch.Tensor, tokens: torch.Tensor
+    parts: torch.nn.ModuleDict, scheduler: object, latents: torch.Tensor, tokens: torch.Tensor, layout_only: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The denoiser's loss on one batch, and the text encoder's hidden states (N, tokens, C)."""
     noise = torch.randn_like(latents)
     timesteps = torch.randint(0, 1000, (len(latents),))
-    noisy = scheduler.add_noise(latents, noise, timesteps)
+    noisy = torch.rand(len(latents)) < NOISY
+    timesteps[noisy] = torch.randint(FIRST_NOISY, 1000, (int(noisy.sum()),))
+    shown = torch.ones_like(tokens, dtype=torch.bool)
+    shown[torch.rand(len(latents)) < layout_only, : TOKENS - ASKED] = False
+    sample = scheduler.add_noise(latents, noise, timesteps)
     # The flash kernel's backward took 45% of a step on the CPU; the plain one does not.
     with sdpa_kernel(SDPBackend.MATH), torch.autocast("cpu", torch.bfloat16):
         states = parts["text_encoder"](tokens)[0]
-        velocity = parts["unet"](noisy, timesteps, states).sample
+        velocity = parts["unet"](sample, timesteps, states, encoder_attention_mask=shown).sample
     return F.mse_loss(velocity.float(), scheduler.get_velocity(latents, noise, timesteps)), states
 
 

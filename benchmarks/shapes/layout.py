@@ -5,6 +5,10 @@ the padding after the caption knows all of it. Left to the denoiser's loss alone
 things in each other's places after 9,000 steps. So six tokens of the padding are each given a question: the first five
 what lies above, below, left, right or in the middle, the last the background. The questions are linear heads, which
 the trained checkpoint does not need and does not hold.
+
+The denoiser must learn to look there, too: shown the whole caption, it drew either order for another 2,500 steps, as
+its attention to the padding had died. With only the six tokens shown for half of the pictures, 1,000 steps were enough:
+the error at the noisiest step fell from 0.33 to 0.18, and rose to 0.75 where the relation was turned around.
 """
 
 import random
@@ -19,6 +23,7 @@ PLACES = ("above", "below", "left of", "right of", "middle")
 OPPOSITE = {"above": "below", "below": "above", "left of": "right of", "right of": "left of"}
 ATTRIBUTES = {"shape": SHAPES, "color": tuple(COLORS), "size": tuple(RADII)}
 UNKNOWN = -100  # what cross entropy leaves out
+ASKED = len(PLACES) + 1  # tokens at the end
 NOTHING = 0  # the class of an empty place; named ones follow
 
 
@@ -30,12 +35,20 @@ class LayoutHeads(torch.nn.Module):
         for name, values in ATTRIBUTES.items():
             self.add_module(name, torch.nn.Linear(width, len(values) + 1))
         self.background = torch.nn.Linear(width, len(COLORS) + 1)
+        self.place = torch.nn.Linear(width, ASKED)
 
     def forward(self, states: torch.Tensor, answers: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The mean cross entropy, and the share of captions whose every answer is right."""
-        asked = states[:, TOKENS - len(PLACES) - 1 :].float()
+        """The mean cross entropy, and the share of captions whose every answer is right.
+
+        Each token is asked for its own number as well, so that attention can tell one place from another.
+        """
+        asked = states[:, TOKENS - ASKED :].float()
         places = answers[:, : len(PLACES) * len(ATTRIBUTES)].view(len(answers), len(PLACES), len(ATTRIBUTES))
-        losses, right = [], torch.ones(len(answers), dtype=torch.bool)
+        own = torch.arange(ASKED).expand(len(answers), -1)
+        losses, right = (
+            [F.cross_entropy(self.place(asked).flatten(0, 1), own.flatten())],
+            torch.ones(len(answers), dtype=torch.bool),
+        )
         readings = [(getattr(self, name)(asked[:, :-1]), places[..., k]) for k, name in enumerate(ATTRIBUTES)]
         for logits, wanted in [*readings, (self.background(asked[:, -1:]), answers[:, -1:])]:
             losses.append(F.cross_entropy(logits.flatten(0, 1), wanted.flatten(), ignore_index=UNKNOWN))
