@@ -45,10 +45,8 @@ class LayoutHeads(torch.nn.Module):
         asked = states[:, TOKENS - ASKED :].float()
         places = answers[:, : len(PLACES) * len(ATTRIBUTES)].view(len(answers), len(PLACES), len(ATTRIBUTES))
         own = torch.arange(ASKED).expand(len(answers), -1)
-        losses, right = (
-            [F.cross_entropy(self.place(asked).flatten(0, 1), own.flatten())],
-            torch.ones(len(answers), dtype=torch.bool),
-        )
+        losses = [F.cross_entropy(self.place(asked).flatten(0, 1), own.flatten())]
+        right = torch.ones(len(answers), dtype=torch.bool)
         readings = [(getattr(self, name)(asked[:, :-1]), places[..., k]) for k, name in enumerate(ATTRIBUTES)]
         for logits, wanted in [*readings, (self.background(asked[:, -1:]), answers[:, -1:])]:
             losses.append(F.cross_entropy(logits.flatten(0, 1), wanted.flatten(), ignore_index=UNKNOWN))
