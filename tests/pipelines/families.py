@@ -37,7 +37,9 @@ class Family:
         latents: the shape of one picture's latents as a call takes them, for 32 x 32 pixels.
         multiple: sizes are multiples of this.
         denoiser: the component that predicts.
-        changes: components that one task needs in another form.
+            callback_tensors: what callbacks are offered by all tasks.
+        task_arguments: of the calls of one task, besides.
+        absent: arguments of the reference that are left out on purpose.
     """
 
     name: str
@@ -53,6 +55,13 @@ class Family:
     multiple: int = 4
     denoiser: str = "unet"
     callback_tensors: tuple[str, ...] = ("latents", "prompt_embeds")
+    task_arguments: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    absent: frozenset[str] = frozenset(
+        {"ip_adapter_image", "ip_adapter_image_embeds", "cross_attention_kwargs", "kwargs"}
+    )
+
+    def __str__(self) -> str:
+        return self.name
 
     def call(self, task: str, count: int = 1, **changes: Any) -> dict[str, Any]:
         """The arguments of a short call for `count` prompts."""
@@ -69,7 +78,7 @@ class Family:
             found |= {"image": sd.image(32, 32), "strength": 0.8, "num_inference_steps": 3}
         if task == "inpaint":
             found["mask_image"] = sd.mask(32, 32)
-        return {**found, **changes}
+        return {**found, **self.task_arguments.get(task, {}), **changes}
 
 
 @cache
@@ -109,6 +118,21 @@ def pair(family: Family, task: str = "text", scheduler: int = 0, **changes: Call
 
 def _made(library: ModuleType, family: Family, task: str, parts: dict[str, Any]) -> Any:
     made = getattr(library, family.tasks[task])(**parts, **family.settings)
+    made.set_progress_bar_config(disable=True)
+    return made
+
+
+@cache
+def saved(family: Family, task: str = "text") -> Path:
+    """A folder with our pipeline."""
+    folder = Path(mkdtemp(prefix=f"{family.name}-"))
+    pipe(family, task).save_pretrained(folder)
+    return folder
+
+
+def loaded(family: Family, task: str = "text") -> Any:
+    """Our pipeline from that folder, with components of its own."""
+    made = diffusion_core.Pipeline.from_pretrained(saved(family, task))
     made.set_progress_bar_config(disable=True)
     return made
 
@@ -221,3 +245,4 @@ SDXL = Family(
 
 # A new family is an entry here.
 FAMILIES = [SD, SDXL]
+CASES = [(family, task) for family in FAMILIES for task in family.tasks]
