@@ -57,7 +57,7 @@ def load_image(
     if isinstance(image, str | os.PathLike):
         name = os.fspath(image)
         try:
-            opened = PIL.Image.open(_download(name) if name.startswith(("http://", "https://")) else name)
+            opened = PIL.Image.open(download(name) if name.startswith(("http://", "https://")) else name)
             opened.load()
         except PIL.UnidentifiedImageError:
             raise ValueError(f"image={name!r} is not a picture that PIL can read") from None
@@ -69,7 +69,7 @@ def load_image(
     return convert_method(upright) if convert_method is not None else upright.convert("RGB")
 
 
-def _download(url: str) -> Any:
+def download(url: str) -> Any:
     """The content behind an address, as an open file in memory."""
     import io
     import urllib.error

@@ -2,7 +2,19 @@
 
 from diffusion_core.images import load_image, make_image_grid, numpy_to_pil, pt_to_pil
 from diffusion_core.outputs import BaseOutput
+from diffusion_core.videos import export_to_gif, export_to_video, load_video
 
 from . import logging, torch_utils
 
-__all__ = ["BaseOutput", "load_image", "logging", "make_image_grid", "numpy_to_pil", "pt_to_pil", "torch_utils"]
+__all__ = [
+    "BaseOutput",
+    "export_to_gif",
+    "export_to_video",
+    "load_image",
+    "load_video",
+    "logging",
+    "make_image_grid",
+    "numpy_to_pil",
+    "pt_to_pil",
+    "torch_utils",
+]

@@ -11,6 +11,8 @@ import diffusion_core
     ("path", "names"),
     [
         ("utils", ["BaseOutput", "load_image", "logging", "make_image_grid", "numpy_to_pil", "pt_to_pil"]),
+        ("utils", ["export_to_gif", "export_to_video", "load_video"]),
+        ("video_processor", ["VideoProcessor"]),
         ("utils.logging", ["INFO", "disable_progress_bar", "enable_progress_bar", "get_logger", "set_verbosity_info"]),
         ("utils.torch_utils", ["randn_tensor"]),
         ("image_processor", ["VaeImageProcessor"]),
