@@ -197,7 +197,8 @@ def test_forms_of_the_result(family: Family) -> None:
 def test_saved_and_loaded_it_draws_the_same(family: Family, task: str) -> None:
     again = loaded(family, task)
     assert type(again) is type(pipe(family, task))
-    assert torch.equal(again(**family.call(task)).images, pipe(family, task)(**family.call(task)).images)
+    # Mapped weights are aligned otherwise, which sums of text encoders on the CPU notice in the last bit.
+    close(again(**family.call(task)).images, pipe(family, task)(**family.call(task)).images)
 
 
 @every_family

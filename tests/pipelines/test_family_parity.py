@@ -1,0 +1,73 @@
+"""Every family draws what the reference draws, takes the same arguments, and reads and writes the same folders."""
+
+import inspect
+from pathlib import Path
+from typing import Any
+
+import diffusers
+import pytest
+
+import diffusion_core
+
+from . import sd
+from .families import CASES, FAMILIES, Family, pair
+
+every_pipeline = pytest.mark.parametrize(("family", "task"), CASES, ids=[f"{family}-{task}" for family, task in CASES])
+# What we take and the reference does not.
+OURS = {"long_prompt"}
+
+
+def difference(family: Family, task: str, pipes: Any, count: int = 2, **changes: Any) -> float:
+    """The largest difference of the pictures, from 0 to 1."""
+    results = [made(**family.call(task, count, generator=sd.seeded(), **changes)).images for made in pipes]
+    assert results[0].shape == results[1].shape
+    return float((results[0] - results[1]).abs().max())
+
+
+@pytest.mark.parametrize("guided", [True, False], ids=["guided", "unguided"])
+@pytest.mark.parametrize("scheduler", [0, 1])
+@every_pipeline
+def test_pictures_are_those_of_the_reference(family: Family, task: str, scheduler: int, guided: bool) -> None:
+    name, on, off = family.guidance
+    assert difference(family, task, pair(family, task, scheduler), **{name: on if guided else off}) < 1e-4
+
+
+@pytest.mark.parametrize("method", ["__init__", "__call__", "encode_prompt"])
+@every_pipeline
+def test_arguments_and_defaults_are_those_of_the_reference(family: Family, task: str, method: str) -> None:
+    name = family.tasks[task]
+    ours, theirs = (
+        inspect.signature(getattr(getattr(library, name), method)).parameters for library in (diffusion_core, diffusers)
+    )
+    wanted = [key for key in theirs if key not in family.absent]
+    assert [key for key in ours if key not in OURS] == wanted
+    for key in wanted:
+        default = ours[key].default
+        assert (list(default) if default == ("latents",) else default) == theirs[key].default, key
+
+
+@every_pipeline
+def test_declarations_are_those_of_the_reference(family: Family, task: str) -> None:
+    ours, theirs = (getattr(library, family.tasks[task]) for library in (diffusion_core, diffusers))
+    names = (
+        "_optional_components",
+        "_callback_tensor_inputs",
+        "model_cpu_offload_seq",
+        "_exclude_from_cpu_offload",
+    )
+    for name in names:
+        assert getattr(ours, name) == getattr(theirs, name, getattr(ours, name)), name
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=str)
+def test_folders_go_both_ways(family: Family, tmp_path: Path) -> None:
+    ours, theirs = pair(family)
+    ours.save_pretrained(tmp_path / "ours")
+    theirs.save_pretrained(tmp_path / "theirs")
+    ours_there = diffusers.DiffusionPipeline.from_pretrained(tmp_path / "ours")
+    theirs_here = diffusion_core.Pipeline.from_pretrained(tmp_path / "theirs")
+    assert type(ours_there) is type(theirs)
+    assert type(theirs_here) is type(ours)
+    for made in (ours_there, theirs_here):
+        made.set_progress_bar_config(disable=True)
+    assert difference(family, "text", (ours_there, theirs_here), 1) < 1e-4
