@@ -8,6 +8,7 @@
     |-- ConfigError (ValueError)        a config or model_index that makes no sense
     |-- PlacementError (ValueError)     a memory mode or device map that cannot be applied
     |-- NumericalError (ArithmeticError)  values that are not finite
+    |-- UnsupportedError (ValueError)   what the reference has and this library has not
     `-- RaceError (RuntimeError)        unordered accesses to memory on a simulated device
 
 Wrong arguments raise plain `ValueError` or `TypeError`, naming the argument and the remedy.
@@ -56,6 +57,10 @@ class PlacementError(DiffusionCoreError, ValueError):
 
 class NumericalError(DiffusionCoreError, ArithmeticError):
     """A model or scheduler produced values that are not finite."""
+
+
+class UnsupportedError(DiffusionCoreError, ValueError):
+    """Something that code written for the reference may call and that is not here; the message says what to do."""
 
 
 class RaceError(DiffusionCoreError, RuntimeError):

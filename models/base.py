@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from typing_extensions import Self
 
+from diffusion_core.absent import MODEL, refuses
 from diffusion_core.config import ConfigMixin, unknown_entries
 from diffusion_core.errors import ConfigError
 from diffusion_core.hub import find_weights, upload
@@ -26,6 +27,7 @@ from ..offload.loading import LoadOptions, build_without_weights, load_into, pla
 from ..offload.memory_format import to_memory_format
 from ..offload.mixin import OffloadMixin
 from ..offload.saving import save_tensors
+from ..offload.speed import SpeedMixin
 
 logger = get_logger(__name__)
 
@@ -36,7 +38,8 @@ _OLD_ATTENTION = {"query": "to_q", "key": "to_k", "value": "to_v", "proj_attn": 
 _HALF = frozenset({torch.float16, torch.bfloat16})
 
 
-class Model(ConfigMixin, OffloadMixin, nn.Module):
+@refuses(MODEL)
+class Model(ConfigMixin, OffloadMixin, SpeedMixin, nn.Module):
     """Base of all model classes. The arguments of `__init__` are the config and equal the reference's keys.
 
     What a class says about itself:
@@ -249,6 +252,14 @@ class Model(ConfigMixin, OffloadMixin, nn.Module):
             )
             kwargs.setdefault("commit_message", f"Upload {type(self).__name__}")
             return upload(folder, repo_id, **kwargs)
+
+    @property
+    def is_gradient_checkpointing(self) -> bool:
+        """Whether training recomputes activations: never here."""
+        return False
+
+    def disable_gradient_checkpointing(self) -> None:
+        """There is nothing to undo: it cannot be enabled."""
 
     @property
     def dtype(self) -> torch.dtype:

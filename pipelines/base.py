@@ -11,6 +11,7 @@ from typing import Any, ClassVar, TypeVar
 
 from torch import nn
 
+from diffusion_core.absent import PIPELINE, refuses
 from diffusion_core.config import ConfigMixin, FrozenDict
 from diffusion_core.hub import upload
 from diffusion_core.images import numpy_to_pil
@@ -34,13 +35,15 @@ from .loading import (
 )
 from .placement import PlacementMixin
 from .saving import save
+from .speed import PipelineSpeedMixin
 from .state import Run, Runs
 
 logger = get_logger(__name__)
 Self = TypeVar("Self", bound="Pipeline")
 
 
-class Pipeline(PlacementMixin, ConfigMixin):
+@refuses(PIPELINE)
+class Pipeline(PlacementMixin, PipelineSpeedMixin, ConfigMixin):
     """Base of all pipelines, and their loader: `Pipeline.from_pretrained(folder)` makes what the folder says.
 
     A subclass takes its components and scalar settings as arguments of `__init__` and hands the components to

@@ -1,13 +1,16 @@
 """`Attention`: the attention layer of UNets and autoencoders, over tokens or over the pixels of feature maps."""
 
+from typing import Any
+
 import torch
 from torch import nn
 
-from ...offload.attention import attention
+from ...offload.attention import DEFAULT, attention
+from .fusing import Fusing
 from .norms import make_norm
 
 
-class Attention(nn.Module):
+class Attention(Fusing):
     """Multi-head self- or cross-attention with its projections (Vaswani et al. 2017, section 3.2).
 
     Args:
@@ -48,6 +51,7 @@ class Attention(nn.Module):
         inner_dim = heads * dim_head
         context_dim = query_dim if cross_attention_dim is None else cross_attention_dim
         self.heads, self.dim_head, self.dropout = heads, dim_head, dropout
+        self.attention_settings, self.crosses = DEFAULT, cross_attention_dim is not None
         self.residual_connection, self.rescale_output_factor = residual_connection, rescale_output_factor
         self.group_norm = None if norm_num_groups is None else nn.GroupNorm(norm_num_groups, query_dim, eps=eps)
         self.to_q = nn.Linear(query_dim, inner_dim, bias=bias)
@@ -83,13 +87,11 @@ class Attention(nn.Module):
             hidden_states = hidden_states.flatten(2).transpose(1, 2)
         context = hidden_states if encoder_hidden_states is None else encoder_hidden_states
         split = (hidden_states.shape[0], -1, self.heads, self.dim_head)
-        query = self.to_q(hidden_states).reshape(split)
-        key = self.to_k(context).reshape(split)
-        value = self.to_v(context).reshape(split)
+        query, key, value = (part.reshape(split) for part in self._project(hidden_states, context))
         if self.norm_q is not None and self.norm_k is not None:
             query, key = self.norm_q(query), self.norm_k(key)
         mask = None if attention_mask is None else _per_head(attention_mask, key.shape[1])
-        hidden_states = attention(query, key, value, attn_mask=mask).flatten(2)
+        hidden_states = attention(query, key, value, attn_mask=mask, settings=self.attention_settings).flatten(2)
         project, drop = self.to_out
         hidden_states = project(hidden_states)
         if self.dropout:
@@ -99,6 +101,19 @@ class Attention(nn.Module):
         if self.residual_connection:
             hidden_states = residual + hidden_states
         return hidden_states if self.rescale_output_factor == 1.0 else hidden_states / self.rescale_output_factor
+
+    def _projections(self) -> tuple[str, tuple[str, ...]]:
+        """What attends to itself has three projections of one input; otherwise keys and values share theirs."""
+        return ("to_kv", ("to_k", "to_v")) if self.crosses else ("to_qkv", ("to_q", "to_k", "to_v"))
+
+    def _project(self, tokens: torch.Tensor, context: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Queries of `tokens`, keys and values of `context`."""
+        if self._fused is None:
+            return self.to_q(tokens), self.to_k(context), self.to_v(context)
+        fused: Any = getattr(self, self._fused[0])
+        if self.crosses:
+            return self.to_q(tokens), *fused(context)
+        return fused(tokens) if tokens is context else (fused(tokens)[0], *fused(context)[1:])
 
     def _normalize(self, hidden_states: torch.Tensor, maps: bool) -> torch.Tensor:
         assert self.group_norm is not None

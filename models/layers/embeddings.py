@@ -5,7 +5,7 @@ import math
 import torch
 from torch import nn
 
-from ...offload.attention import attention
+from ...offload.attention import DEFAULT, attention
 from .activations import get_activation
 
 
@@ -123,7 +123,7 @@ class AttentionPooling(nn.Module):
         super().__init__()
         if embed_dim % num_heads:
             raise ValueError(f"embed_dim={embed_dim} is not a multiple of num_heads={num_heads}")
-        self.num_heads = num_heads
+        self.num_heads, self.attention_settings = num_heads, DEFAULT
         self.positional_embedding = nn.Parameter(torch.randn(1, embed_dim) / embed_dim**0.5)
         self.k_proj = nn.Linear(embed_dim, embed_dim)
         self.q_proj = nn.Linear(embed_dim, embed_dim)
@@ -134,7 +134,8 @@ class AttentionPooling(nn.Module):
         tokens = torch.cat([mean, tokens], dim=1)
         heads = (tokens.shape[0], -1, self.num_heads, tokens.shape[2] // self.num_heads)
         query, key, value = self.q_proj(mean), self.k_proj(tokens), self.v_proj(tokens)
-        pooled = attention(query.reshape(heads), key.reshape(heads), value.reshape(heads))
+        parts = (query.reshape(heads), key.reshape(heads), value.reshape(heads))
+        pooled = attention(*parts, settings=self.attention_settings)
         return pooled.flatten(1)
 
 

@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from ...offload.attention import attention
+from ...offload.attention import DEFAULT, attention
 from .norms import make_norm
 from .rotary import RotaryTable, apply_rotary
 
@@ -46,6 +46,7 @@ class JointAttention(nn.Module):
         super().__init__()
         inner = heads * dim_head
         self.heads, self.dim_head = heads, dim_head
+        self.attention_settings = DEFAULT
         self.context_pre_only = context_pre_only
 
         def norm() -> nn.Module | None:
@@ -103,7 +104,8 @@ class JointAttention(nn.Module):
             last = RotaryTable(*(part[..., -query.shape[1] :, :, :] for part in rotary))
             query, key = apply_rotary(query, last), apply_rotary(key, rotary)
         mask = None if attention_mask is None else attention_mask[:, None, None]
-        attended = attention(query, key, value, attn_mask=mask).flatten(2).to(query.dtype)
+        attended = attention(query, key, value, attn_mask=mask, settings=self.attention_settings)
+        attended = attended.flatten(2).to(query.dtype)
         text = None
         if encoder_hidden_states is not None and self.to_add_out is not None:
             text, attended = attended.split([encoder_hidden_states.shape[1], hidden_states.shape[1]], dim=1)

@@ -1,0 +1,166 @@
+"""`SpeedMixin`: how a model attends, which projections are one, and compilation by block."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, ClassVar, cast
+
+from diffusion_core.errors import PlacementError
+from diffusion_core.logging import get_logger
+
+from .attention import DEFAULT, AttentionSettings, SliceSize, check_backend
+from .casting import is_cast
+from .engine import execution_device, execution_dtype, placement_of
+
+logger = get_logger(__name__)
+_PROCESSOR = ".processor"  # what the reference appends to the name of a layer
+
+
+class SpeedMixin:
+    """Methods for any `torch.nn.Module` class. Layers that attend have an attribute `attention_settings`."""
+
+    _repeated_blocks: ClassVar[list[str]]
+
+    # ---- how layers attend ----
+
+    def set_attention_backend(self, backend: str) -> None:
+        """Compute attention with one of torch's kernels in this model; other models keep theirs.
+
+        Args:
+            backend: "native" lets torch choose for each call; "_native_flash", "_native_efficient", "_native_cudnn"
+                and "_native_math" allow one kernel only.
+
+        Raises:
+            ValueError: if it is unknown, or does not work with the model's device and dtype. Nothing is changed then.
+        """
+        check_backend(backend, execution_device(self._itself), execution_dtype(self._itself))
+        self._change_attention(backend=backend)
+
+    def reset_attention_backend(self) -> None:
+        """Let torch choose the kernel again."""
+        self._change_attention(backend=DEFAULT.backend)
+
+    def set_attention_slice(self, slice_size: SliceSize = "auto") -> None:
+        """Compute attention in parts: less memory where torch has no fused kernel, more time, the same numbers.
+
+        Args:
+            slice_size: how many heads of one sample at a time; "auto" for half of them, "max" for one at a time,
+                None for all at once.
+
+        Raises:
+            ValueError: if it is none of these.
+        """
+        self._change_attention(slice_size=slice_size)
+
+    def enable_xformers_memory_efficient_attention(self, attention_op: Any = None) -> None:
+        """Accepted for code that wants little memory: torch's own kernels need no more than those of xFormers.
+
+        Raises:
+            ValueError: if `attention_op`, an operator of xFormers, is given.
+        """
+        if attention_op is not None:
+            raise ValueError("attention_op: xFormers is not used; choose a kernel with set_attention_backend(name)")
+        logger.info("attention is computed by torch's fused kernels; xFormers is not used")
+        self.reset_attention_backend()
+
+    def disable_xformers_memory_efficient_attention(self) -> None:
+        """Undo `enable_xformers_memory_efficient_attention`, which changes nothing by itself."""
+
+    @property
+    def attn_processors(self) -> dict[str, AttentionSettings]:
+        """How each layer attends, by its name and ".processor"."""
+        return {name + _PROCESSOR: layer.attention_settings for name, layer in self._attending().items()}
+
+    def set_attn_processor(self, processor: AttentionSettings | Mapping[str, AttentionSettings]) -> None:
+        """Set how layers attend: one setting for all, or a dict by the names of `attn_processors`.
+
+        Raises:
+            TypeError: for processors with code of their own, which are not called here.
+            ValueError: if a dict does not name exactly the layers that attend. Nothing is changed then.
+        """
+        layers = self._attending()
+        named = cast("Mapping[str, Any]", processor) if isinstance(processor, Mapping) else None
+        if named is not None and named.keys() != self.attn_processors.keys():
+            differing = sorted(named.keys() ^ self.attn_processors.keys())
+            raise ValueError(f"set_attn_processor needs one entry for each layer that attends; differing: {differing}")
+        chosen = {name: processor if named is None else named[name + _PROCESSOR] for name in layers}
+        for value in chosen.values():
+            if not isinstance(value, AttentionSettings):
+                raise TypeError(
+                    f"{type(value).__name__} is no attention setting, and processors with code of their own are not "
+                    "called: subclass the attention layer, or take AttnProcessor, AttnProcessor2_0 or "
+                    "SlicedAttnProcessor of diffusion_core.models.attention_processor"
+                )
+        for name, layer in layers.items():
+            layer.attention_settings = chosen[name]
+
+    def set_default_attn_processor(self) -> None:
+        """Let every layer attend as it did at first."""
+        self.set_attn_processor(DEFAULT)
+
+    def _change_attention(self, **changes: Any) -> None:
+        settings = {name: replace(layer.attention_settings, **changes) for name, layer in self._attending().items()}
+        for name, layer in self._attending().items():
+            layer.attention_settings = settings[name]
+
+    def _attending(self) -> dict[str, Any]:
+        found: dict[str, Any] = dict(self._itself.named_modules())
+        return {name: part for name, part in found.items() if hasattr(part, "attention_settings")}
+
+    # ---- projections that are one ----
+
+    def fuse_qkv_projections(self) -> None:
+        """Compute queries, keys and values of each attention layer in one multiplication.
+
+        The state dict stays as it was, and so do files that are saved. `unfuse_qkv_projections` undoes it.
+
+        Raises:
+            ValueError: if no layer of the model can do so.
+            PlacementError: under a memory mode or layerwise casting; enable those afterwards.
+        """
+        layers = [part for part in self._itself.modules() if hasattr(part, "fuse_projections")]
+        if not layers:
+            raise ValueError(f"{type(self).__name__} has no attention layers whose projections can be fused")
+        self._refuse_while_placed("fuse_qkv_projections")
+        for layer in layers:
+            layer.fuse_projections()
+
+    def unfuse_qkv_projections(self) -> None:
+        """Undo `fuse_qkv_projections`. Without it there is nothing to do."""
+        self._refuse_while_placed("unfuse_qkv_projections")
+        for layer in self._itself.modules():
+            if hasattr(layer, "unfuse_projections"):
+                layer.unfuse_projections()
+
+    def _refuse_while_placed(self, method: str) -> None:
+        placement = placement_of(self._itself)
+        if placement is not None:
+            raise PlacementError(
+                f"{method}() changes weights that are under {placement.plan.name}; call {placement.plan.remedy} first"
+            )
+        if is_cast(self._itself):
+            raise PlacementError(f"{method}() changes weights that are cast; call disable_layerwise_casting() first")
+
+    # ---- compilation ----
+
+    def compile_repeated_blocks(self, *args: Any, **kwargs: Any) -> None:
+        """Compile every block that occurs many times, in place: the code is made once and serves them all.
+
+        Args:
+            args, kwargs: those of `torch.compile`, such as `fullgraph=True`.
+
+        Raises:
+            ValueError: if the class names no such blocks.
+        """
+        blocks = [part for part in self._itself.modules() if type(part).__name__ in self._repeated_blocks]
+        if not blocks:
+            raise ValueError(
+                f"{type(self).__name__} has no repeated blocks; compile it whole with torch.compile(model)"
+            )
+        for block in blocks:
+            block.compile(*args, **kwargs)
+
+    @property
+    def _itself(self) -> Any:
+        return self

@@ -1,0 +1,111 @@
+"""The switches of a pipeline that concern how its models compute."""
+
+from typing import Any
+
+from torch import nn
+
+from ..offload.attention import AttentionSettings, SliceSize
+from ..offload.speed import SpeedMixin
+from .components import unwrap
+
+
+class PipelineSpeedMixin:
+    """Switches that act on every component that has them. The state is in the components."""
+
+    components: Any
+
+    # ---- attention ----
+
+    def enable_attention_slicing(self, slice_size: SliceSize = "auto") -> None:
+        """Compute attention in parts: less memory where torch has no fused kernel, more time, the same pictures.
+
+        Args:
+            slice_size: how many heads of one sample at a time; "auto" for half of them, "max" for one at a time.
+
+        Raises:
+            ValueError: if it is none of these.
+        """
+        self.set_attention_slice(slice_size)
+
+    def disable_attention_slicing(self) -> None:
+        """Compute attention at once again."""
+        self.set_attention_slice(None)
+
+    def set_attention_slice(self, slice_size: SliceSize) -> None:
+        """As `enable_attention_slicing`, with None for all at once."""
+        AttentionSettings(slice_size=slice_size)
+        for model in self._fast().values():
+            model.set_attention_slice(slice_size)
+
+    def set_attention_backend(self, backend: str) -> None:
+        """Compute attention with one of torch's kernels in all models of the pipeline; see the models' method.
+
+        Raises:
+            ValueError: if the backend is unknown, or does not work for one of them. That one and those after it are
+                left as they are.
+        """
+        for model in self._fast().values():
+            model.set_attention_backend(backend)
+
+    def reset_attention_backend(self) -> None:
+        """Let torch choose the kernel again."""
+        for model in self._fast().values():
+            model.reset_attention_backend()
+
+    def enable_xformers_memory_efficient_attention(self, attention_op: Any = None) -> None:
+        """Accepted for code that wants little memory: torch's own kernels need no more than those of xFormers.
+
+        Raises:
+            ValueError: if `attention_op`, an operator of xFormers, is given.
+        """
+        for model in self._fast().values():
+            model.enable_xformers_memory_efficient_attention(attention_op)
+
+    def disable_xformers_memory_efficient_attention(self) -> None:
+        """Undo `enable_xformers_memory_efficient_attention`, which changes nothing by itself."""
+
+    # ---- the denoiser and the autoencoder ----
+
+    def fuse_qkv_projections(self, unet: bool = True, vae: bool = True) -> None:
+        """Compute queries, keys and values of each attention layer in one multiplication.
+
+        Args:
+            unet: in the UNet.
+            vae: in the autoencoder.
+
+        Raises:
+            ValueError: if there is no such component, or it cannot do so.
+            PlacementError: under a memory mode or layerwise casting; enable those afterwards.
+        """
+        for model in self._named(unet=unet, vae=vae):
+            model.fuse_qkv_projections()
+
+    def unfuse_qkv_projections(self, unet: bool = True, vae: bool = True) -> None:
+        """Undo `fuse_qkv_projections`. Without it there is nothing to do."""
+        for model in self._named(unet=unet, vae=vae):
+            model.unfuse_qkv_projections()
+
+    def enable_freeu(self, s1: float, s2: float, b1: float, b2: float) -> None:
+        """Weigh features and skips of the UNet against each other; see `UNet2DConditionModel.enable_freeu`.
+
+        Raises:
+            ValueError: if the pipeline has no UNet.
+        """
+        self._named(unet=True)[0].enable_freeu(s1=s1, s2=s2, b1=b1, b2=b2)
+
+    def disable_freeu(self) -> None:
+        """Undo `enable_freeu`."""
+        self._named(unet=True)[0].disable_freeu()
+
+    def _fast(self) -> dict[str, Any]:
+        """The components that are models of this library."""
+        found = {name: unwrap(part) for name, part in self.components.items()}
+        return {name: part for name, part in found.items() if isinstance(part, SpeedMixin)}
+
+    def _named(self, **wanted: bool) -> list[Any]:
+        """The components of these names, of which each must be there."""
+        parts = {name: unwrap(self.components.get(name)) for name, is_wanted in wanted.items() if is_wanted}
+        absent = [name for name, part in parts.items() if not isinstance(part, nn.Module)]
+        if absent:
+            raise ValueError(f"{type(self).__name__} has no {' and no '.join(absent)}")
+        return list(parts.values())
