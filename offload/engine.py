@@ -102,6 +102,11 @@ class Placement:
         """Bytes that are on the devices now."""
         return sum(group.size for group in self._groups if group.is_in)
 
+    def keeps_on(self, device: torch.device) -> bool:
+        """Whether all tensors are on a device, once what calls have brought in is let go."""
+        self.free()
+        return all(tensor.device == device for group in self._groups for tensor in group.tensors())
+
     def free(self) -> None:
         """Let go of all groups that no call is using; resident ones stay."""
         with self._lock:
@@ -434,6 +439,8 @@ class Placement:
     ) -> Any:
         """`module.to` and its kin: a new dtype is for the masters, a new device is refused."""
         with self._lock:
+            if not self._running:
+                self.free()
             devices = {tensor.device for group in self._groups for tensor in group.tensors()} or {torch.device("cpu")}
             for device in devices:
                 target = fn(torch.empty(0, device=device)).device
@@ -443,7 +450,6 @@ class Placement:
                         f"call {self.plan.remedy} first"
                     )
             self._refuse_during_calls("convert the module")
-            self.free()
             result = original(fn, *args, **kwargs)
             if fingerprint(self.modules.values()) != self._shape:
                 self._rebind()

@@ -62,8 +62,16 @@ class PlacementMixin:
 
     @property
     def hf_device_map(self) -> dict[str, int | str] | None:
-        """The place of each component, or of its parts: an accelerator's index, "cpu" or "disk". None without a map."""
-        return None if self._hf_device_map is None else dict(self._hf_device_map)
+        """The place of each component, or of its parts: an accelerator's index, "cpu" or "disk". None without a map.
+
+        A component that has got a mode of its own is not under the map any more.
+        """
+        if self._hf_device_map is None:
+            return None
+        modules = self._modules()
+        placements = {name: engine.placement_of(module) for name, module in modules.items()}
+        left = {name for name, placement in placements.items() if placement and placement.plan.name != DEVICE_MAP}
+        return {name: place for name, place in self._hf_device_map.items() if name.partition(".")[0] not in left}
 
     def to(self: Self, *args: Any, silence_dtype_warnings: bool = False, **kwargs: Any) -> Self:
         """Move and cast all components that are modules: `to(device)`, `to(dtype)`, or both in either order.
@@ -73,14 +81,15 @@ class PlacementMixin:
         Raises:
             TypeError: if an argument is neither a device nor a dtype, or there is none.
             ValueError: if a device or dtype is given twice, or the device is not there.
-            PlacementError: for a device, if a memory mode or device map is on; the message says how to end it.
+            PlacementError: for a device, if a memory mode or device map is on; the message says how to end it. The
+                device on which a mode keeps the weights, the cpu as a rule, is taken: nothing stays elsewhere then.
         """
         device, dtype = _device_and_dtype(args, kwargs)
         modules = self._modules()
         if device is not None:
             for name, module in modules.items():
                 placement = engine.placement_of(module)
-                if placement is not None:
+                if placement is not None and (placement.plan.name == DEVICE_MAP or not placement.keeps_on(device)):
                     raise PlacementError(
                         f"{name} is under {placement.plan.name}, so the pipeline cannot be moved to {device}; "
                         f"call {placement.plan.remedy} first"
@@ -109,12 +118,17 @@ class PlacementMixin:
         self._hf_device_map = layout.shown
 
     def reset_device_map(self) -> None:
-        """Undo a device map: all components are on the cpu, without hooks. Without a map there is nothing to do."""
+        """Undo a device map: all components are on the cpu, without hooks. Without a map there is nothing to do.
+
+        A component that has got a mode of its own since keeps it.
+        """
         mapped = self._under(DEVICE_MAP)
         if self._hf_device_map is None and not mapped:
             return
         self._remove(mapped)
-        self.to("cpu")
+        for module in self._modules().values():
+            if engine.placement_of(module) is None:
+                module.to("cpu")
         self._hf_device_map = None
 
     # ---- offload ----
@@ -154,7 +168,7 @@ class PlacementMixin:
         self,
         onload_device: Any,
         offload_device: Any = "cpu",
-        offload_type: str = "leaf_level",
+        offload_type: str = "block_level",
         num_blocks_per_group: int | None = None,
         non_blocking: bool = False,
         use_stream: bool = False,

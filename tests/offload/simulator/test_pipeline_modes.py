@@ -3,9 +3,7 @@
 import contextlib
 import gc
 import weakref
-from functools import cache, partial
-from pathlib import Path
-from tempfile import mkdtemp
+from functools import partial
 
 import pytest
 import torch
@@ -16,65 +14,13 @@ import diffusion_core
 from diffusion_core.errors import PlacementError
 from diffusion_core.offload.engine import placement_of
 from diffusion_core.offload.simulator import simulator, unavailable
+from tests.offload.drawing import CAPACITY, MODES, allocated, draw, expected, load, saved, undo
 from tests.pipelines import tiny
 
 pytestmark = [
     pytest.mark.simulator,
     pytest.mark.skipif(unavailable() is not None, reason=str(unavailable())),
 ]
-CAPACITY = 8_500_000  # bytes; all weights take 7.0 MB
-GROUP = {"onload_device": "sim:0", "offload_type": "block_level"}
-MODES = {
-    "on the device": lambda pipe: pipe.to("sim:0"),
-    "model": lambda pipe: pipe.enable_model_cpu_offload(),
-    "model on the second": lambda pipe: pipe.enable_model_cpu_offload(gpu_id=1),
-    "sequential": lambda pipe: pipe.enable_sequential_cpu_offload(),
-    "leaf": lambda pipe: pipe.enable_group_offload("sim:0"),
-    "leaf, streams": lambda pipe: pipe.enable_group_offload("sim:0", use_stream=True),
-    "block": lambda pipe: pipe.enable_group_offload(**GROUP),
-    "three blocks": lambda pipe: pipe.enable_group_offload(**GROUP, num_blocks_per_group=3),
-    "two blocks, streams": lambda pipe: pipe.enable_group_offload(**GROUP, num_blocks_per_group=2, use_stream=True),
-    "recorded streams": lambda pipe: pipe.enable_group_offload("sim:1", use_stream=True, record_stream=True),
-    "buffers": lambda pipe: pipe.enable_group_offload("sim:0", use_stream=True, low_cpu_mem_usage=True),
-    "disk": lambda pipe: pipe.enable_group_offload("sim:0", offload_to_disk_path=mkdtemp()),
-    "all but the vae": lambda pipe: pipe.enable_group_offload("sim:0", exclude_modules="vae"),
-}
-UNDO = ("disable_model_cpu_offload", "disable_sequential_cpu_offload", "disable_group_offload")
-
-
-@cache
-def saved() -> Path:
-    folder = Path(mkdtemp())
-    parts = tiny.components(diffusion_core, folder)
-    diffusion_core.StableDiffusionPipeline(**parts, requires_safety_checker=False).save_pretrained(folder / "saved")
-    return folder / "saved"
-
-
-def load(**options):
-    pipe = diffusion_core.StableDiffusionPipeline.from_pretrained(saved(), **options)
-    pipe.set_progress_bar_config(disable=True)
-    return pipe
-
-
-def draw(pipe, batch: int = 1, height: int = 32, **options) -> torch.Tensor:
-    latents = torch.randn(batch, 4, height // 4, 8, generator=torch.Generator().manual_seed(batch))
-    call = {"num_inference_steps": 1, "output_type": "pt", **options}
-    return pipe(["cat"] * batch, latents=latents, **call).images.cpu()
-
-
-@cache
-def expected(batch: int = 1, height: int = 32) -> torch.Tensor:
-    return draw(load(), batch, height)
-
-
-def undo(pipe) -> None:
-    for name in UNDO:
-        getattr(pipe, name)()
-
-
-def allocated(sim) -> list[int]:
-    gc.collect()
-    return [sim.statistics(index).allocated for index in range(sim.device_count)]
 
 
 @pytest.fixture
@@ -390,12 +336,28 @@ def test_remove_all_hooks_and_moves_under_a_mode(sim):
     pipe = load()
     for enable in (pipe.enable_model_cpu_offload, pipe.enable_sequential_cpu_offload):
         enable()
-        for move in ("cpu", "sim:1"):
+        for move in (("sim:1",), ("sim:1", torch.float16)):
             with pytest.raises(PlacementError, match=r"call disable_\w+\(\) first"):
-                pipe.to(move)
+                pipe.to(*move)
+        assert pipe.dtype == torch.float32
         assert torch.equal(draw(pipe), expected())
     pipe.remove_all_hooks()
     assert torch.equal(draw(pipe.to("sim:1")), expected())
+
+
+def test_to_the_cpu_lets_go_and_leaves_the_mode_on(sim):
+    # Users of the reference write it to free the device before the next pipeline.
+    pipe = load()
+    for enable in (pipe.enable_model_cpu_offload, pipe.enable_group_offload):
+        enable(**({"onload_device": "sim:0"} if enable == pipe.enable_group_offload else {}))
+        pipe.unet.conv_in.weight.sum()
+        pipe.vae.decode(torch.zeros(1, 4, 8, 8, device="sim:0"))
+        pipe.to("cpu")
+        assert allocated(sim) == [0, 0]
+        assert torch.equal(draw(pipe), expected()) and pipe.device == torch.device("sim", 0)
+    pipe.enable_group_offload("sim:0", exclude_modules="vae")
+    with pytest.raises(PlacementError, match=r"vae is under group offload.*call disable_group_offload\(\) first"):
+        pipe.to("cpu")
 
 
 def test_a_pipeline_on_the_device_goes_home_and_comes_back(sim):
