@@ -6,6 +6,7 @@ from .base import Model as Model
 from .base import ModelMixin as ModelMixin
 from .controlnet import ControlNetModel as ControlNetModel
 from .transformers.auraflow import AuraFlowTransformer2DModel as AuraFlowTransformer2DModel
+from .transformers.cogvideox import CogVideoXTransformer3DModel as CogVideoXTransformer3DModel
 from .transformers.flux import FluxTransformer2DModel as FluxTransformer2DModel
 from .transformers.legacy import Transformer2DModel as Transformer2DModel
 from .transformers.pixart import PixArtTransformer2DModel as PixArtTransformer2DModel
