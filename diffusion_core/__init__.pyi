@@ -22,6 +22,7 @@ from .models.unets.unet_2d_condition import UNet2DConditionModel as UNet2DCondit
 from .offload.group_offload import apply_group_offloading as apply_group_offloading
 from .offload.group_offload import remove_group_offloading as remove_group_offloading
 from .outputs import BaseOutput as BaseOutput
+from .pipelines.auraflow.pipeline import AuraFlowPipeline as AuraFlowPipeline
 from .pipelines.auto import AutoPipelineForImage2Image as AutoPipelineForImage2Image
 from .pipelines.auto import AutoPipelineForInpainting as AutoPipelineForInpainting
 from .pipelines.auto import AutoPipelineForText2Image as AutoPipelineForText2Image
@@ -31,6 +32,8 @@ from .pipelines.ddim import DDIMPipeline as DDIMPipeline
 from .pipelines.ddpm import DDPMPipeline as DDPMPipeline
 from .pipelines.ddpm import ImagePipelineOutput as ImagePipelineOutput
 from .pipelines.description import describe as describe
+from .pipelines.pixart.pipeline import PixArtAlphaPipeline as PixArtAlphaPipeline
+from .pipelines.pixart.pipeline import PixArtSigmaPipeline as PixArtSigmaPipeline
 from .pipelines.stable_diffusion.img2img import StableDiffusionImg2ImgPipeline as StableDiffusionImg2ImgPipeline
 from .pipelines.stable_diffusion.inpaint import StableDiffusionInpaintPipeline as StableDiffusionInpaintPipeline
 from .pipelines.stable_diffusion.output import StableDiffusionPipelineOutput as StableDiffusionPipelineOutput

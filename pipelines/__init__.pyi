@@ -1,3 +1,4 @@
+from .auraflow.pipeline import AuraFlowPipeline as AuraFlowPipeline
 from .auto import AutoPipelineForImage2Image as AutoPipelineForImage2Image
 from .auto import AutoPipelineForInpainting as AutoPipelineForInpainting
 from .auto import AutoPipelineForText2Image as AutoPipelineForText2Image
@@ -7,6 +8,8 @@ from .ddim import DDIMPipeline as DDIMPipeline
 from .ddpm import DDPMPipeline as DDPMPipeline
 from .ddpm import ImagePipelineOutput as ImagePipelineOutput
 from .description import describe as describe
+from .pixart.pipeline import PixArtAlphaPipeline as PixArtAlphaPipeline
+from .pixart.pipeline import PixArtSigmaPipeline as PixArtSigmaPipeline
 from .stable_diffusion.img2img import StableDiffusionImg2ImgPipeline as StableDiffusionImg2ImgPipeline
 from .stable_diffusion.inpaint import StableDiffusionInpaintPipeline as StableDiffusionInpaintPipeline
 from .stable_diffusion.output import StableDiffusionPipelineOutput as StableDiffusionPipelineOutput

@@ -33,6 +33,9 @@ FAMILIES = [
         "StableDiffusionXLImg2ImgPipeline",
         "StableDiffusionXLInpaintPipeline",
     ),
+    Family("pixart-alpha", "PixArtAlphaPipeline"),
+    Family("pixart-sigma", "PixArtSigmaPipeline"),
+    Family("auraflow", "AuraFlowPipeline"),
 ]
 
 

@@ -213,3 +213,11 @@ def test_compiles_into_one_graph_for_all_steps(name: str) -> None:
         given = {**inputs(), "timestep": torch.tensor(step), "encoder_attention_mask": mask}
         close(compiled(**given).sample, ours(**given).sample, 1e-6)
     assert counter.frame_count == 1
+
+
+def test_repeated_blocks_compile_alone() -> None:
+    _, ours = pair()
+    with torch.no_grad():
+        plain = ours(**inputs()).sample
+        ours.compile_repeated_blocks(fullgraph=True, backend="eager")
+        close(ours(**inputs()).sample, plain)

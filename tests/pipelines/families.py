@@ -14,7 +14,7 @@ from transformers import CLIPTextConfig, CLIPTextModelWithProjection
 
 import diffusion_core
 
-from . import sd, tiny
+from . import masked, sd, tiny
 
 PROMPTS = ["a red cat", "a dog"]
 NEGATIVES = ["ugly", "blue"]
@@ -243,6 +243,29 @@ SDXL = Family(
     callback_tensors=("latents", "prompt_embeds", "add_text_embeds", "add_time_ids"),
 )
 
+PIXART = Family(
+    "pixart",
+    masked.pixart_parts,
+    {"text": "PixArtSigmaPipeline"},
+    masked.pixart_embed,
+    (("DPMSolverMultistepScheduler", masked.BETAS), ("EulerDiscreteScheduler", masked.BETAS)),
+    arguments=masked.PIXART_ARGUMENTS,
+    multiple=8,
+    denoiser="transformer",
+    callback_tensors=("latents", "prompt_embeds", "prompt_attention_mask"),
+)
+
+AURAFLOW = Family(
+    "auraflow",
+    masked.auraflow_parts,
+    {"text": "AuraFlowPipeline"},
+    masked.auraflow_embed,
+    (("FlowMatchEulerDiscreteScheduler", {"shift": 1.73}), ("FlowMatchEulerDiscreteScheduler", {"shift": 1.0})),
+    arguments=masked.AURAFLOW_ARGUMENTS,
+    multiple=8,
+    denoiser="transformer",
+)
+
 # A new family is an entry here.
-FAMILIES = [SD, SDXL]
+FAMILIES = [SD, SDXL, PIXART, AURAFLOW]
 CASES = [(family, task) for family in FAMILIES for task in family.tasks]

@@ -1,0 +1,2 @@
+from .pipeline import PixArtAlphaPipeline as PixArtAlphaPipeline
+from .pipeline import PixArtSigmaPipeline as PixArtSigmaPipeline
