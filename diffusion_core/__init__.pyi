@@ -32,6 +32,13 @@ from .pipelines.ddim import DDIMPipeline as DDIMPipeline
 from .pipelines.ddpm import DDPMPipeline as DDPMPipeline
 from .pipelines.ddpm import ImagePipelineOutput as ImagePipelineOutput
 from .pipelines.description import describe as describe
+from .pipelines.flux.control import FluxControlPipeline as FluxControlPipeline
+from .pipelines.flux.fill import FluxFillPipeline as FluxFillPipeline
+from .pipelines.flux.img2img import FluxImg2ImgPipeline as FluxImg2ImgPipeline
+from .pipelines.flux.inpaint import FluxInpaintPipeline as FluxInpaintPipeline
+from .pipelines.flux.kontext import FluxKontextPipeline as FluxKontextPipeline
+from .pipelines.flux.output import FluxPipelineOutput as FluxPipelineOutput
+from .pipelines.flux.pipeline import FluxPipeline as FluxPipeline
 from .pipelines.pixart.pipeline import PixArtAlphaPipeline as PixArtAlphaPipeline
 from .pipelines.pixart.pipeline import PixArtSigmaPipeline as PixArtSigmaPipeline
 from .pipelines.stable_diffusion.img2img import StableDiffusionImg2ImgPipeline as StableDiffusionImg2ImgPipeline

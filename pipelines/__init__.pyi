@@ -8,6 +8,13 @@ from .ddim import DDIMPipeline as DDIMPipeline
 from .ddpm import DDPMPipeline as DDPMPipeline
 from .ddpm import ImagePipelineOutput as ImagePipelineOutput
 from .description import describe as describe
+from .flux.control import FluxControlPipeline as FluxControlPipeline
+from .flux.fill import FluxFillPipeline as FluxFillPipeline
+from .flux.img2img import FluxImg2ImgPipeline as FluxImg2ImgPipeline
+from .flux.inpaint import FluxInpaintPipeline as FluxInpaintPipeline
+from .flux.kontext import FluxKontextPipeline as FluxKontextPipeline
+from .flux.output import FluxPipelineOutput as FluxPipelineOutput
+from .flux.pipeline import FluxPipeline as FluxPipeline
 from .pixart.pipeline import PixArtAlphaPipeline as PixArtAlphaPipeline
 from .pixart.pipeline import PixArtSigmaPipeline as PixArtSigmaPipeline
 from .stable_diffusion.img2img import StableDiffusionImg2ImgPipeline as StableDiffusionImg2ImgPipeline

@@ -36,6 +36,13 @@ FAMILIES = [
     Family("pixart-alpha", "PixArtAlphaPipeline"),
     Family("pixart-sigma", "PixArtSigmaPipeline"),
     Family("auraflow", "AuraFlowPipeline"),
+    Family("flux", "FluxPipeline", "FluxImg2ImgPipeline", "FluxInpaintPipeline"),
+    Family("flux-control", "FluxControlPipeline"),
+    Family("flux-fill", inpainting="FluxFillPipeline"),
+    Family("flux-kontext", "FluxKontextPipeline", "FluxKontextPipeline"),
+    Family("pixart-alpha", "PixArtAlphaPipeline"),
+    Family("pixart-sigma", "PixArtSigmaPipeline"),
+    Family("auraflow", "AuraFlowPipeline"),
 ]
 
 

@@ -81,7 +81,12 @@ def _mean_and_scale(vae: Any, latents: torch.Tensor) -> tuple[Any, Any]:
 
 
 def encode_image(
-    vae: Any, image: torch.Tensor, *, generator: Generators | None = None, upcast: bool = False
+    vae: Any,
+    image: torch.Tensor,
+    *,
+    generator: Generators | None = None,
+    upcast: bool = False,
+    draw: bool = True,
 ) -> torch.Tensor:
     """Pictures to latents at the denoiser's scale, drawn from the distribution that the encoder gives.
 
@@ -90,6 +95,7 @@ def encode_image(
         image: shape (N, C, H, W), values from -1 to 1.
         generator: one, or a list with one for each picture; each picture of a list is encoded alone.
         upcast: compute in float32 from the start where the autoencoder is in float16.
+        draw: False takes the distribution's mean, which needs no random numbers.
 
     Returns:
         Shape (N, channels, H / scale, W / scale), in the autoencoder's dtype.
@@ -101,8 +107,8 @@ def encode_image(
     def encoded(values: torch.Tensor) -> torch.Tensor:
         if isinstance(generator, list):
             pairs = zip(values.split(1), generator, strict=True)
-            return torch.cat([_sample(vae.encode(one), each) for one, each in pairs])
-        return _sample(vae.encode(values), generator)
+            return torch.cat([_sample(vae.encode(one), each, draw) for one, each in pairs])
+        return _sample(vae.encode(values), generator, draw)
 
     latents = _with_range(vae, encoded, image, "latents of the image", upcast, generator)
     return to_model_scale(vae, latents)
@@ -174,10 +180,10 @@ def _listed(generator: Generators | None) -> list[torch.Generator]:
     return generator if isinstance(generator, list) else [generator] if generator is not None else []
 
 
-def _sample(encoded: Any, generator: torch.Generator | None) -> torch.Tensor:
+def _sample(encoded: Any, generator: torch.Generator | None, draw: bool) -> torch.Tensor:
     """Latents out of what an encoder returns: a distribution to draw from, or latents as they are."""
     if hasattr(encoded, "latent_dist"):
-        return encoded.latent_dist.sample(generator)
+        return encoded.latent_dist.sample(generator) if draw else encoded.latent_dist.mode()
     return encoded.latents
 
 
@@ -191,3 +197,17 @@ def spread(values: torch.Tensor, count: int, batch: int, name: str) -> torch.Ten
     if given not in (1, count, batch):
         raise ValueError(f"{name} has {given} entries for {count} prompts: pass one for each, or a single one")
     return values.repeat_interleave(batch // given, dim=0)
+
+
+def pack_latents(latents: torch.Tensor) -> torch.Tensor:
+    """Latents (N, C, h, w) to tokens of 2 x 2 pixels, (N, h / 2 * w / 2, 4 C), row by row, as FLUX.1 takes them."""
+    count, channels, height, width = latents.shape
+    blocks = latents.reshape(count, channels, height // 2, 2, width // 2, 2)
+    return blocks.permute(0, 2, 4, 1, 3, 5).reshape(count, -1, 4 * channels)
+
+
+def unpack_latents(tokens: torch.Tensor, height: int, width: int) -> torch.Tensor:
+    """The way back from `pack_latents`, to latents of `height` and `width`."""
+    count, _, channels = tokens.shape
+    blocks = tokens.reshape(count, height // 2, width // 2, channels // 4, 2, 2)
+    return blocks.permute(0, 3, 1, 4, 2, 5).reshape(count, channels // 4, height, width)

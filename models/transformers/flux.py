@@ -19,6 +19,7 @@ from ..layers.modulation import (
 )
 from ..layers.rotary import RotaryTable, rotary_table
 from ..layers.transformer import FeedForward
+from .checks import check_attention_kwargs, check_given, check_tokens
 from .outputs import Transformer2DModelOutput
 
 Tensor = torch.Tensor
@@ -227,16 +228,14 @@ class FluxTransformer2DModel(Model):
 
     def _check(self, sample: Tensor, text: Any, pooled: Any, timestep: Any, txt_ids: Any, img_ids: Any) -> Tensor:
         """Refuse inputs that do not fit; the ids of all tokens, the text's first."""
-        given = {
-            "encoder_hidden_states": text,
-            "pooled_projections": pooled,
-            "timestep": timestep,
-            "img_ids": img_ids,
-            "txt_ids": txt_ids,
-        }
-        missing = [name for name, value in given.items() if value is None]
-        if missing:
-            raise ValueError(f"FluxTransformer2DModel needs {', '.join(missing)} besides hidden_states")
+        check_given(
+            type(self).__name__,
+            encoder_hidden_states=text,
+            pooled_projections=pooled,
+            timestep=timestep,
+            img_ids=img_ids,
+            txt_ids=txt_ids,
+        )
         batch = sample.shape[0]
         check_tokens("hidden_states", sample, batch, self.in_channels)
         check_tokens("encoder_hidden_states", text, batch, self.joint_attention_dim)
@@ -267,16 +266,3 @@ def _share(samples: Sequence[Tensor], index: int, blocks: int, repeat: bool = Fa
 def within_range(tokens: Tensor) -> Tensor:
     """Float16 tokens kept from infinity; others as they are."""
     return tokens.clamp(-65504, 65504) if tokens.dtype == torch.float16 else tokens
-
-
-def check_tokens(name: str, tokens: Tensor, batch: int, channels: int) -> None:
-    """Refuse tokens that are not (batch, any number, channels)."""
-    if tokens.ndim != 3 or tokens.shape[0] != batch or tokens.shape[2] != channels:
-        raise ValueError(f"{name} has the shape {tuple(tokens.shape)}, expected ({batch}, tokens, {channels})")
-
-
-def check_attention_kwargs(given: Mapping[str, Any] | None) -> None:
-    """Refuse entries of `joint_attention_kwargs` that nothing here would act on."""
-    unknown = sorted(set(given or ()) - {"scale"})
-    if unknown:
-        raise ValueError(f"joint_attention_kwargs has {unknown}, which are not supported; 'scale' is")

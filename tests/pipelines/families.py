@@ -14,7 +14,7 @@ from transformers import CLIPTextConfig, CLIPTextModelWithProjection
 
 import diffusion_core
 
-from . import masked, sd, tiny
+from . import flux, masked, sd, tiny
 
 PROMPTS = ["a red cat", "a dog"]
 NEGATIVES = ["ugly", "blue"]
@@ -266,6 +266,21 @@ AURAFLOW = Family(
     denoiser="transformer",
 )
 
+FLUX = Family(
+    "flux",
+    flux.parts,
+    {"text": "FluxPipeline", "image": "FluxImg2ImgPipeline", "inpaint": "FluxInpaintPipeline"},
+    flux.embed,
+    (flux.SCHEDULERS["dynamic"], flux.SCHEDULERS["static"]),
+    arguments={"max_sequence_length": 20, "height": 32, "width": 32},
+    guidance=("true_cfg_scale", 3.0, 1.0),
+    latents=(64, 16),
+    denoiser="transformer",
+    # Two of three steps, as this family rounds up.
+    task_arguments={"image": {"strength": 0.6}, "inpaint": {"strength": 0.6}},
+    absent=frozenset(),
+)
+
 # A new family is an entry here.
-FAMILIES = [SD, SDXL, PIXART, AURAFLOW]
+FAMILIES = [SD, SDXL, PIXART, AURAFLOW, FLUX]
 CASES = [(family, task) for family in FAMILIES for task in family.tasks]
