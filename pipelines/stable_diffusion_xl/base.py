@@ -42,7 +42,7 @@ class Conditions:
         negative_original_size, negative_crops_coords_top_left, negative_target_size: the same for the prediction
             without the prompt.
         aesthetic_score, negative_aesthetic_score: how beautiful, for refiners.
-        own_negative: `negative_crops_coords_top_left` counts even where neither negative size is given.
+        keeps_crops: negative sizes alone leave the negative crops as those of the prompt.
     """
 
     original_size: Size | None = None
@@ -53,7 +53,7 @@ class Conditions:
     negative_target_size: Size | None = None
     aesthetic_score: float = 6.0
     negative_aesthetic_score: float = 2.5
-    own_negative: bool = True
+    keeps_crops: bool = True
 
     def rows(self, size: Size, scored: bool) -> list[list[float]]:
         """The numbers for the prediction without the prompt, and for the one with it.
@@ -63,13 +63,15 @@ class Conditions:
             scored: the UNet takes a score in place of the target size.
         """
         original, target = self.original_size or size, self.target_size or size
-        last = [self.aesthetic_score] if scored else list(target)
-        positive = [*original, *self.crops_coords_top_left, *last]
-        sizes = (self.negative_original_size, self.negative_target_size)
-        if not self.own_negative and sizes == (None, None) and tuple(self.negative_crops_coords_top_left) == (0, 0):
-            return [positive, positive]
-        last = [self.negative_aesthetic_score] if scored else list(sizes[1] or target)
-        return [[*(sizes[0] or original), *self.negative_crops_coords_top_left, *last], positive]
+        crops, sized = self.negative_crops_coords_top_left, self.negative_original_size or self.negative_target_size
+        if tuple(crops) == (0, 0) and not scored and (self.keeps_crops or not sized):
+            crops = self.crops_coords_top_left
+        last = [self.aesthetic_score] if scored else target
+        negative_last = [self.negative_aesthetic_score] if scored else self.negative_target_size or target
+        return [
+            [*(self.negative_original_size or original), *crops, *negative_last],
+            [*original, *self.crops_coords_top_left, *last],
+        ]
 
     def check(self) -> None:
         """Refuse what are not pairs of whole numbers."""

@@ -113,7 +113,7 @@ class StableDiffusionXLPipeline(StableDiffusionXLBase):
             negative_original_size,
             negative_crops_coords_top_left,
             negative_target_size,
-            own_negative=False,
+            keeps_crops=False,
         )
         call = XLCall(
             prompts,
