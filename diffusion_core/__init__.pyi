@@ -15,6 +15,7 @@ from .models.controlnet import ControlNetModel as ControlNetModel
 from .models.transformers.auraflow import AuraFlowTransformer2DModel as AuraFlowTransformer2DModel
 from .models.transformers.flux import FluxTransformer2DModel as FluxTransformer2DModel
 from .models.transformers.legacy import Transformer2DModel as Transformer2DModel
+from .models.transformers.ltx import LTXVideoTransformer3DModel as LTXVideoTransformer3DModel
 from .models.transformers.pixart import PixArtTransformer2DModel as PixArtTransformer2DModel
 from .models.transformers.sd3 import SD3Transformer2DModel as SD3Transformer2DModel
 from .models.unets.unet_2d import UNet2DModel as UNet2DModel

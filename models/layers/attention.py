@@ -90,7 +90,7 @@ class Attention(Fusing):
         query, key, value = (part.reshape(split) for part in self._project(hidden_states, context))
         if self.norm_q is not None and self.norm_k is not None:
             query, key = self.norm_q(query), self.norm_k(key)
-        mask = None if attention_mask is None else _per_head(attention_mask, key.shape[1])
+        mask = None if attention_mask is None else per_head(attention_mask, key.shape[1])
         hidden_states = attention(query, key, value, attn_mask=mask, settings=self.attention_settings).flatten(2)
         project, drop = self.to_out
         hidden_states = project(hidden_states)
@@ -120,7 +120,7 @@ class Attention(Fusing):
         return self.group_norm(hidden_states) if maps else self.group_norm(hidden_states.mT).mT
 
 
-def _per_head(mask: torch.Tensor, tokens: int) -> torch.Tensor:
+def per_head(mask: torch.Tensor, tokens: int) -> torch.Tensor:
     """A mask (B, T) or (B, S, T) as one that broadcasts over heads, (B, 1, 1 or S, T)."""
     if mask.shape[-1] != tokens:
         raise ValueError(f"the attention mask is made for {mask.shape[-1]} tokens, but there are {tokens}")
