@@ -2,6 +2,7 @@
 
 import os
 import sys
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -83,7 +84,7 @@ def generate(
         str | None, typer.Option(help="`float32`, `bfloat16`, `float16` or `auto` (as the files are).")
     ] = None,
     variant: Annotated[str | None, typer.Option(help="Weights of this variant, such as `fp16`.")] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress bars.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show results and errors only.")] = False,
 ) -> None:
     """Draw a picture from a PROMPT, and write the run's settings into the PNG."""
     if mask and not image:
@@ -154,7 +155,7 @@ def convert(
     max_shard_size: Annotated[str, typer.Option(help="Largest weight file, such as `5GB` or `500MB`.")] = "5GB",
     variant: Annotated[str | None, typer.Option(help="Write weights under this variant, such as `fp16`.")] = None,
     from_variant: Annotated[str | None, typer.Option(help="Read weights of this variant.")] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress bars.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show results and errors only.")] = False,
 ) -> None:
     """Rewrite a MODEL in another dtype, with other shard sizes or as a variant."""
     core = _core(quiet)
@@ -198,13 +199,20 @@ def _fail(message: str) -> NoReturn:
 
 
 def _core(quiet: bool) -> Any:
-    """The library, with the loaders' bars and transformers' notices off when they are not wanted."""
+    """The library, with nothing but results on the screen if `quiet`, and bars only where someone looks at them."""
     import diffusion_core
+    from diffusion_core.logging import set_verbosity_error
     from diffusion_core.progress import disable_progress_bar
 
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     if quiet:
+        warnings.simplefilter("ignore")
+        set_verbosity_error()
+    if quiet or not sys.stderr.isatty():
+        from huggingface_hub.utils import disable_progress_bars
+
         disable_progress_bar()
+        disable_progress_bars()
     return diffusion_core
 
 

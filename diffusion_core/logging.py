@@ -1,7 +1,12 @@
 """The library's log: plain `logging` under one name, with the level in one place."""
 
 import logging
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from logging import CRITICAL, DEBUG, ERROR, INFO, WARNING
+from typing import Any
 
 _ROOT = logging.getLogger("diffusion_core")
 
@@ -18,6 +23,7 @@ __all__ = [
     "set_verbosity_error",
     "set_verbosity_info",
     "set_verbosity_warning",
+    "transformers_quiet",
 ]
 
 
@@ -54,3 +60,49 @@ def set_verbosity_warning() -> None:
 def set_verbosity_error() -> None:
     """Show errors alone."""
     set_verbosity(ERROR)
+
+
+class _Hush:
+    """What transformers said before the first of the contexts that are open, and how many are."""
+
+    lock = threading.Lock()
+    depth = 0
+    before: tuple[int, bool, bool] = (WARNING, True, False)
+
+
+@contextmanager
+def transformers_quiet() -> Iterator[None]:
+    """A context for calls of transformers: no bars of its own, and a log one level quieter than this library's.
+
+    What it warns of by default, such as which of its image processors it takes, is no news to users of a pipeline.
+    """
+    if "transformers" not in sys.modules:
+        yield
+        return
+    import transformers.utils.logging as theirs
+    from huggingface_hub.utils import are_progress_bars_disabled
+
+    with _Hush.lock:
+        if not _Hush.depth:
+            _Hush.before = (theirs.get_verbosity(), theirs.is_progress_bar_enabled(), are_progress_bars_disabled())
+            theirs.set_verbosity(max(_Hush.before[0], min(get_verbosity() + 10, CRITICAL)))
+            theirs.disable_progress_bar()
+        _Hush.depth += 1
+    try:
+        yield
+    finally:
+        with _Hush.lock:
+            _Hush.depth -= 1
+            if not _Hush.depth:
+                _restore(theirs)
+
+
+def _restore(theirs: Any) -> None:
+    from huggingface_hub.utils import disable_progress_bars, enable_progress_bars
+
+    level, bars, hub_bars_off = _Hush.before
+    theirs.set_verbosity(level)
+    if bars:
+        theirs.enable_progress_bar()
+    # transformers switches the bars of downloads with its own.
+    (disable_progress_bars if hub_bars_off else enable_progress_bars)()

@@ -13,7 +13,7 @@ import torch
 
 from diffusion_core.errors import CheckpointError, ConfigError, KeyMismatchError, NumericalError
 from diffusion_core.hub import find_file, find_weights
-from diffusion_core.logging import get_logger
+from diffusion_core.logging import get_logger, transformers_quiet
 
 from ..offload.checkpoint import Checkpoint, TensorInfo, is_finite
 from ..offload.dtypes import parse_dtype
@@ -23,6 +23,7 @@ from ..offload.loading import BUILDING, Differences, build_without_weights, name
 logger = get_logger(__name__)
 
 
+@transformers_quiet()
 def load_transformers_model(
     cls: Any,
     pretrained_model_name_or_path: str | os.PathLike[str],
@@ -89,6 +90,7 @@ def load_transformers_model(
     return model
 
 
+@transformers_quiet()
 def skeleton_of(cls: Any, folder: Path) -> Any:
     """The model of `transformers` that a folder holds, with its weights on meta."""
     config = _read_config(cls, folder)

@@ -11,6 +11,7 @@ from typing import Any
 from torch import nn
 
 from diffusion_core.errors import ConfigError
+from diffusion_core.logging import transformers_quiet
 
 Entry = tuple[str | None, str | None]
 ABSENT: Entry = (None, None)
@@ -68,7 +69,8 @@ def _find(library: str, name: str) -> Any:
 
         # Image processors were called feature extractors, and are still named so in older checkpoints.
         names = [name, name.replace("FeatureExtractor", "ImageProcessor")]
-        return next((getattr(transformers, each) for each in names if hasattr(transformers, each)), None)
+        with transformers_quiet():
+            return next((getattr(transformers, each) for each in names if hasattr(transformers, each)), None)
     if library.isidentifier() and importlib.util.find_spec(f"{_PIPELINES}.{library}"):
         found = getattr(importlib.import_module(f"{_PIPELINES}.{library}"), name, None)
         return found or public(name)
@@ -91,6 +93,8 @@ def _portable(name: str) -> str:
 
     for suffix in ("Pil", "Fast"):
         plain = name.removesuffix(suffix)
-        if plain != name and "ImageProcessor" in name and hasattr(transformers, plain):
-            return plain
+        if plain != name and "ImageProcessor" in name:
+            with transformers_quiet():
+                if hasattr(transformers, plain):
+                    return plain
     return name

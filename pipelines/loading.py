@@ -13,7 +13,7 @@ from torch import nn
 from diffusion_core.config import ConfigMixin
 from diffusion_core.errors import CheckpointError, ConfigError, DiffusionCoreError, MissingFileError
 from diffusion_core.hub import find_file, is_local, list_files, snapshot
-from diffusion_core.logging import get_logger
+from diffusion_core.logging import get_logger, transformers_quiet
 from diffusion_core.progress import progress_bar
 
 from ..models.foreign import load_transformers_model, most_common_dtype, sizes_in, skeleton_of
@@ -258,7 +258,8 @@ def load_component(cls: Any, folder: Path, name: str, files: list[str], options:
             variants = {each.variant for each in weights_in(file.rpartition("/")[2] for file in files)}
             arguments["variant"] = options.variant if options.variant in variants else None
             return cls.from_pretrained(folder / name, **arguments)
-        return cls.from_pretrained(str(folder / name))
+        with transformers_quiet():
+            return cls.from_pretrained(str(folder / name))
     except DiffusionCoreError:
         raise
     except (OSError, ValueError, TypeError, RuntimeError, LookupError, ImportError) as error:

@@ -5,6 +5,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from diffusion_core.logging import transformers_quiet
+
 from .components import unwrap
 
 
@@ -30,7 +32,8 @@ def save(components: Mapping[str, Any], folder: Path, **options: Any) -> None:
     for name, component in present.items():
         taken = inspect.signature(component.save_pretrained).parameters
         chosen = {key: value for key, value in options.items() if key in taken and value is not None}
-        component.save_pretrained(str(folder / name), **chosen)
+        with transformers_quiet():
+            component.save_pretrained(str(folder / name), **chosen)
 
 
 def _can_save(component: Any) -> bool:

@@ -5,11 +5,21 @@ from diffusion_core.outputs import BaseOutput
 from diffusion_core.videos import export_to_gif, export_to_video, load_video
 
 from . import logging, torch_utils
+from .import_utils import (
+    is_accelerate_available,
+    is_torch_available,
+    is_transformers_available,
+    is_xformers_available,
+)
 
 __all__ = [
     "BaseOutput",
     "export_to_gif",
     "export_to_video",
+    "is_accelerate_available",
+    "is_torch_available",
+    "is_transformers_available",
+    "is_xformers_available",
     "load_image",
     "load_video",
     "logging",

@@ -1,1 +1,5 @@
 """Autoencoders: pictures and films to latents and back."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,1 +1,5 @@
 """U-Nets: convolutions down and up, with skips between."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
