@@ -34,9 +34,10 @@ def check_latents(latents: torch.Tensor, expected: tuple[int, ...], name: str = 
     if not isinstance(latents, torch.Tensor):
         raise TypeError(f"{name} must be a tensor of shape {expected}, not {type(latents).__name__}")
     if tuple(latents.shape) != expected:
+        packed = "tokens, channels of a token"
+        parts = packed if len(expected) == 3 else "channels, height and width divided by the autoencoder's scale"
         raise ValueError(
-            f"{name} has shape {tuple(latents.shape)}, expected {expected}: (prompts x num_images_per_prompt, "
-            f"channels, height and width divided by the autoencoder's scale)"
+            f"{name} has shape {tuple(latents.shape)}, expected {expected}: (prompts x num_images_per_prompt, {parts})"
         )
     if not latents.is_floating_point() or not bool(latents.isfinite().all()):
         raise ValueError(f"{name} must hold finite floating-point numbers, but has {latents.dtype} or NaN or infinity")
