@@ -15,6 +15,7 @@ from torch import nn
 
 from diffusion_core.errors import PlacementError
 
+from .host_memory import available_memory
 from .sizes import parse_bytes
 from .structure import named_tensors as all_names
 
@@ -40,7 +41,9 @@ def accelerators() -> list[torch.device]:
 
 
 def free_bytes(device: torch.device) -> int:
-    """The memory of an accelerator that nothing uses; what its allocator keeps for reuse counts as free."""
+    """The memory of a device that nothing uses; what its allocator keeps for reuse counts as free."""
+    if device.type == "cpu":
+        return available_memory()
     module = torch.get_device_module(device)
     if device.type == "mps":
         return int(module.recommended_max_memory() - module.current_allocated_memory())

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import weakref
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -290,7 +290,7 @@ class Placement:
                 self._order.note(run.before, run.call, call.number)
                 run.before, run.call = run.call, call.number
                 self._use(call.groups)
-                self._fetch_ahead(run)
+                self._fetch_ahead(run, call.groups)
                 return self._move_inputs(call, run, outermost, args, kwargs)
             except BaseException:
                 self.leave(call)
@@ -381,18 +381,22 @@ class Placement:
             self._ahead.pop(group, None)
             group.let_go()
 
-    def _fetch_ahead(self, run: Run) -> None:
+    def _fetch_ahead(self, run: Run, using: Sequence[LiveGroup]) -> None:
         """Start the way of the groups that the next calls need, and drop those that were expected but are not now."""
         options = self.plan.transfers
         if not options.streams or run.call is None:
             return
         wanted: dict[LiveGroup, None] = {}
         size = 0
+        room = _room_beside(using)
         for number in self._order.chain(run.before, run.call, _LONGEST_CHAIN):
             new = [group for group in self._groups_of[number] if group not in wanted and self._may_come(group)]
-            size += sum(group.size for group in new)
-            if wanted and (len(wanted) + len(new) > options.ahead or size > self._most_ahead):
+            more = sum(group.size for group in new)
+            size += more
+            if wanted and (len(wanted) + len(new) > options.ahead or size > self._most_ahead or more > room):
                 break
+            # What is fetched now is still there when the calls before it compute.
+            room = min(room - more, _room_beside(self._groups_of[number]))
             wanted.update(dict.fromkeys(new))
         for group in [*self._ahead]:
             if group not in wanted:
@@ -572,6 +576,11 @@ def _replaced(modules: Mapping[str, nn.Module]) -> list[tuple[Placement, list[st
     for placement, _ in found.values():
         placement._refuse_during_calls("replace the placement")
     return list(found.values())
+
+
+def _room_beside(groups: Iterable[LiveGroup]) -> int:
+    """How many bytes may be fetched ahead while a call of these groups computes."""
+    return min((group.spec.room - group.size for group in groups if group.spec.room is not None), default=1 << 62)
 
 
 def _first(name: str) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 END = -1
 """Follows the last call of a run."""
 
@@ -25,13 +27,11 @@ class Order:
         """The call that is expected next, `END`, or None where nothing is known."""
         return self._after.get((before, call))
 
-    def chain(self, before: int | None, call: int, most: int) -> list[int]:
+    def chain(self, before: int | None, call: int, most: int) -> Iterator[int]:
         """The calls that are expected next, in order, up to the end of the run."""
-        found: list[int] = []
-        while len(found) < most:
+        for _ in range(most):
             following = self.after(before, call)
             if following is None or following == END:
-                break
-            found.append(following)
+                return
+            yield following
             before, call = call, following
-        return found

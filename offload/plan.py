@@ -40,6 +40,8 @@ class Group:
         until: what lets the group go.
         home: where the tensors are while the group is not in: a device such as "cpu", "disk" for files that are
             mapped into memory, or None for the place where they are when the plan is applied.
+        room: while its calls compute, this group and what is fetched ahead, beyond the first, may take so many bytes
+            together; None is no bound.
     """
 
     name: str
@@ -48,6 +50,7 @@ class Group:
     device: torch.device
     until: Until = Until.USED
     home: str | None = "cpu"
+    room: int | None = None
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ may be called again, when the module's structure has changed or the order of its
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -62,21 +62,37 @@ def whole(settings: Settings, *, until: Until = Until.NEXT) -> Strategy:
 def leaves(settings: Settings) -> Strategy:
     """A group for each module that has tensors of its own: sequential and leaf-level offload.
 
-    With streams, so many groups are fetched ahead as make up half of the largest one.
+    With streams, the next group is fetched ahead, and so many more as make up half of the largest one, but no more than
+    half of the rest of the block that computes: where much is computed with small weights, less is on the device than
+    with `blocks`.
     """
 
     def strategy(module: nn.Module, order: Sequence[str] = ()) -> Plan:
         groups = partition(module, [[name] for name in find_leaves(module)], settings)
+        if settings.transfers.streams:
+            groups = _room_in_blocks(module, groups, settings)
         return settings.plan(groups, _looking_ahead(module, groups, settings.transfers, 0.5))
 
     return strategy
+
+
+def _room_in_blocks(module: nn.Module, groups: Sequence[Group], settings: Settings) -> list[Group]:
+    """Leaves with room for half of what the blocks around them take besides them."""
+    stacked, loose = find_blocks(module)
+    around = partition(module, [[name] for name in (*stacked, *loose)], settings)
+    sizes, own = group_sizes(module, around), group_sizes(module, groups)
+    block_of = {tensor: sizes[block.name] for block in around for tensor in block.tensors}
+    return [
+        replace(group, room=(own[group.name] + max(block_of[name] for name in group.tensors)) // 2) for group in groups
+    ]
 
 
 def blocks(settings: Settings, num_blocks: int = 1) -> Strategy:
     """A group for each run of `num_blocks` blocks, and for each module beside the blocks: block-level offload.
 
     Blocks are found in stacks at any depth, see `find_blocks`. Runs follow the definition at first, and the order of
-    the calls once that is known. With streams, so many groups are fetched ahead as make up the largest one.
+    the calls once that is known. With streams, the next group is fetched ahead, and so many more as make up the largest
+    one, but no more than what computes takes itself: less is on the device than with three blocks a group.
     """
 
     def strategy(module: nn.Module, order: Sequence[str] = ()) -> Plan:
@@ -86,9 +102,22 @@ def blocks(settings: Settings, num_blocks: int = 1) -> Strategy:
             stacked.sort(key=lambda name: position.get(name, len(position)))
         runs = [stacked[start : start + num_blocks] for start in range(0, len(stacked), num_blocks)]
         groups = partition(module, [*runs, *([name] for name in loose)], settings)
+        if settings.transfers.streams:
+            groups = _room_for_blocks(module, groups, set(loose))
         return settings.plan(groups, _looking_ahead(module, groups, settings.transfers, 1.0))
 
     return strategy
+
+
+def _room_for_blocks(module: nn.Module, groups: Sequence[Group], loose: Collection[str]) -> list[Group]:
+    """Groups with room for two of them; beside the blocks, of the largest one in the module around."""
+    sizes = group_sizes(module, groups)
+    rooms: list[Group] = []
+    for group in groups:
+        around = group.name.rpartition(".")[0] if group.name in loose else group.name
+        largest = max(sizes[each.name] for each in groups if is_within(each.name, around))
+        rooms.append(replace(group, room=2 * largest))
+    return rooms
 
 
 def _looking_ahead(module: nn.Module, groups: Sequence[Group], transfers: Transfers, share: float) -> Transfers:
@@ -97,6 +126,32 @@ def _looking_ahead(module: nn.Module, groups: Sequence[Group], transfers: Transf
         return transfers
     largest = max(group_sizes(module, groups).values(), default=0)
     return replace(transfers, ahead_bytes=int(largest * share))
+
+
+def by_component(strategy: Strategy, resident: Collection[str] = ()) -> Strategy:
+    """The plans of all components of a pipeline, from a strategy for one module; `resident` names those that stay."""
+
+    def made(module: nn.Module, order: Sequence[str] = ()) -> Plan:
+        plans: list[Plan] = []
+        for name, part in module.named_children():
+            inner = [each[len(name) + 1 :] for each in order if each.startswith(f"{name}.")]
+            plan = strategy(part, inner)
+            groups = [
+                replace(
+                    group,
+                    name=f"{name}.{group.name}",
+                    tensors=tuple(f"{name}.{tensor}" for tensor in group.tensors),
+                    modules=tuple(f"{name}.{each}".rstrip(".") for each in group.modules),
+                    until=Until.REMOVED if name in resident else group.until,
+                )
+                for group in plan.groups
+            ]
+            plans.append(replace(plan, groups=tuple(groups)))
+        ahead = max((plan.transfers.ahead_bytes or 0 for plan in plans), default=0)
+        transfers = replace(plans[0].transfers, ahead_bytes=ahead or plans[0].transfers.ahead_bytes)
+        return replace(plans[0], groups=tuple(group for plan in plans for group in plan.groups), transfers=transfers)
+
+    return made
 
 
 def by_map(settings: Settings, device_map: Mapping[str, Any]) -> Strategy:
@@ -201,10 +256,13 @@ def _device_changes(
     return changes
 
 
-def within(settings: Settings, strategy: Strategy, budget: int) -> Strategy:
+def within(settings: Settings, strategy: Strategy, budget: int, among: str = "") -> Strategy:
     """Another strategy's plan with as many groups resident as fit into `budget` bytes of the device, spread evenly.
 
     Room for the largest moving group, and for what is fetched ahead, is kept back.
+
+    Args:
+        among: the name of a submodule; only its groups become resident.
 
     Raises:
         PlacementError: when the plan is made, if not even that room is within the budget.
@@ -221,10 +279,10 @@ def within(settings: Settings, strategy: Strategy, budget: int) -> Strategy:
                 f"{'twice that, since groups are fetched ahead' if plan.transfers.streams else 'it has to fit'}; "
                 "raise the budget, or choose smaller groups (leaf_level)"
             )
-        kept = _spread([sizes[group.name] for group in plan.groups], budget - reserve)
-        groups = [
-            replace(group, until=Until.REMOVED) if index in kept else group for index, group in enumerate(plan.groups)
-        ]
+        candidates = [group for group in plan.groups if is_within(group.name, among)]
+        kept = _spread([sizes[group.name] for group in candidates], budget - reserve)
+        names = {candidates[index].name for index in kept}
+        groups = [replace(group, until=Until.REMOVED) if group.name in names else group for group in plan.groups]
         transfers = plan.transfers
         if transfers.ahead_bytes is None:
             transfers = replace(transfers, ahead_bytes=largest)

@@ -129,6 +129,7 @@ def find_blocks(module: nn.Module) -> tuple[list[str], list[str]]:
         called = bool(name) and not isinstance(part, _NOT_CALLED)
         if called and (type(part).__name__ in declared or (element and simple)):
             blocks.append(name)
+            seen.update(map(id, part.modules()))
         elif isinstance(part, (nn.ParameterList, nn.ParameterDict)):
             pass  # never called; its tensors come in with the module around it
         elif not name or isinstance(part, _LISTS) or holds_declared(part) or _holds_list(part):
@@ -136,6 +137,7 @@ def find_blocks(module: nn.Module) -> tuple[list[str], list[str]]:
                 visit(f"{name}.{child_name}" if name else child_name, child, isinstance(part, _LISTS))
         else:
             loose.append(name)
+            seen.update(map(id, part.modules()))
 
     visit("", module, False)
     return blocks, loose

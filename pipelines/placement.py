@@ -2,7 +2,6 @@
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any, TypeVar
 
 import torch
@@ -11,11 +10,13 @@ from torch import nn
 from diffusion_core.errors import PlacementError
 
 from ..offload import engine
-from ..offload.device_map import accelerators, find_device
+from ..offload.device_map import accelerators, find_device, free_bytes
 from ..offload.group_offload import group_strategy
 from ..offload.layout import DEVICE_MAP, Layout, place
-from ..offload.plan import Plan, Strategy, Until
-from ..offload.strategies import Settings, leaves, whole
+from ..offload.plan import Strategy
+from ..offload.planner import WITHIN_BUDGET, MemoryPlan, plan_memory, require
+from ..offload.strategies import Settings, by_component, leaves, whole
+from ..offload.structure import nbytes
 from .components import unwrap
 
 Self = TypeVar("Self", bound="PlacementMixin")
@@ -212,6 +213,52 @@ class PlacementMixin:
         """Undo `enable_group_offload`. Without it there is nothing to do."""
         self._remove(self._under(GROUP_OFFLOAD))
 
+    # ---- within a budget ----
+
+    def plan_memory(
+        self, memory: int | str | None = None, device: Any = None, *, reserve: int | str | None = None
+    ) -> MemoryPlan:
+        """Tell which memory modes fit into a budget, and which one `fit_memory` would choose. Nothing is changed.
+
+        Args:
+            memory: bytes of the device that may be taken, as 8_000_000_000, "8GB" or "7.5GiB"; what is free if None.
+            device: where to compute; the first accelerator if None.
+            reserve: the part of `memory` that is kept free for what is computed; a quarter if None.
+
+        Returns:
+            the modes with what they need, the fastest first. `print` shows them as a table.
+
+        Raises:
+            ValueError: if a size cannot be read, or `reserve` leaves nothing.
+            PlacementError: if the device is not there.
+        """
+        target = _target(None, device)
+        modules = self._modules()
+        sizes = {name: sum(nbytes(module).values()) for name, module in modules.items()}
+        main = next(
+            (name for name in _DENOISERS if name in sizes), max(sizes, key=lambda name: sizes[name], default="")
+        )
+        room = free_bytes(target) if memory is None else memory
+        return plan_memory(nn.ModuleDict(modules), main, target, room, reserve)
+
+    def fit_memory(
+        self, memory: int | str | None = None, device: Any = None, *, reserve: int | str | None = None
+    ) -> MemoryPlan:
+        """Place the weights by the fastest memory mode that fits into a budget; `remove_all_hooks()` undoes it.
+
+        What room is left keeps as many groups of the denoiser on the device as it holds. Arguments and errors are
+        those of `plan_memory`.
+
+        Returns:
+            what was chosen, and what else there was.
+
+        Raises:
+            PlacementError: if nothing fits, or the pipeline has a device map. Nothing is changed then.
+        """
+        plan = self.plan_memory(memory, device, reserve=reserve)
+        self._place(require(plan), WITHIN_BUDGET)
+        return plan
+
     def remove_all_hooks(self) -> None:
         """Undo whatever memory mode or device map is on."""
         if self._under(DEVICE_MAP):
@@ -272,32 +319,6 @@ class PlacementMixin:
                 placement.remove()
             else:
                 placement.forget(next(key for key, module in inside.items() if module is modules[name]))
-
-
-def by_component(strategy: Strategy, resident: Collection[str] = ()) -> Strategy:
-    """A strategy for the components of a pipeline, from one for a single module; `resident` names those that stay."""
-
-    def made(module: nn.Module, order: Sequence[str] = ()) -> Plan:
-        plans: list[Plan] = []
-        for name, part in module.named_children():
-            inner = [each[len(name) + 1 :] for each in order if each.startswith(f"{name}.")]
-            plan = strategy(part, inner)
-            groups = [
-                replace(
-                    group,
-                    name=f"{name}.{group.name}",
-                    tensors=tuple(f"{name}.{tensor}" for tensor in group.tensors),
-                    modules=tuple(f"{name}.{each}".rstrip(".") for each in group.modules),
-                    until=Until.REMOVED if name in resident else group.until,
-                )
-                for group in plan.groups
-            ]
-            plans.append(replace(plan, groups=tuple(groups)))
-        ahead = max((plan.transfers.ahead_bytes or 0 for plan in plans), default=0)
-        transfers = replace(plans[0].transfers, ahead_bytes=ahead or plans[0].transfers.ahead_bytes)
-        return replace(plans[0], groups=tuple(group for plan in plans for group in plan.groups), transfers=transfers)
-
-    return made
 
 
 def _target(gpu_id: int | None, device: Any) -> torch.device:

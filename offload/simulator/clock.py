@@ -74,8 +74,9 @@ class Timeline:
         return size / (hardware.pinned_bandwidth if pinned else hardware.pageable_bandwidth)
 
     def sample_memory(self, device: int, size: int) -> None:
-        """Note how much memory a device has in use now."""
-        self.memory.setdefault(device, []).append((self.now, size))
+        """Note how much memory a device has in use, at the time when its computing has come as far as the host."""
+        now = max(self.now, self._engines.get((device, "compute"), 0.0))
+        self.memory.setdefault(device, []).append((now, size))
 
 
 def count_flops(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> float:

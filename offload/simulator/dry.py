@@ -2,7 +2,8 @@
 
 An operator with a tensor of more than `SMALL` elements is evaluated on the meta device only. Its large results are
 memory that is promised and never touched (it would read as zeros); its small results are zeros. All smaller tensors are
-real, so schedulers, token ids and masks keep their values.
+real, so schedulers, token ids and masks keep their values. On the host everything is real, but for large copies into
+pinned memory, which is what weights pass through on their way.
 """
 
 from __future__ import annotations
