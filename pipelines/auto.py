@@ -33,6 +33,12 @@ FAMILIES = [
         "StableDiffusionXLImg2ImgPipeline",
         "StableDiffusionXLInpaintPipeline",
     ),
+    Family(
+        "stable-diffusion-3",
+        "StableDiffusion3Pipeline",
+        "StableDiffusion3Img2ImgPipeline",
+        "StableDiffusion3InpaintPipeline",
+    ),
     Family("pixart-alpha", "PixArtAlphaPipeline"),
     Family("pixart-sigma", "PixArtSigmaPipeline"),
     Family("auraflow", "AuraFlowPipeline"),

@@ -14,7 +14,7 @@ from transformers import CLIPTextConfig, CLIPTextModelWithProjection
 
 import diffusion_core
 
-from . import flux, masked, sd, tiny
+from . import flux, masked, sd, sd3, tiny
 
 PROMPTS = ["a red cat", "a dog"]
 NEGATIVES = ["ugly", "blue"]
@@ -281,6 +281,28 @@ FLUX = Family(
     absent=frozenset(),
 )
 
+SD3 = Family(
+    "stable-diffusion-3",
+    sd3.parts,
+    {
+        "text": "StableDiffusion3Pipeline",
+        "image": "StableDiffusion3Img2ImgPipeline",
+        "inpaint": "StableDiffusion3InpaintPipeline",
+    },
+    sd3.embed,
+    (
+        ("FlowMatchEulerDiscreteScheduler", {"shift": 3.0}),
+        ("FlowMatchEulerDiscreteScheduler", {"use_dynamic_shifting": True}),
+    ),
+    arguments={"max_sequence_length": 20},
+    # Two steps of three. Pictures are brought to the size of the call, whatever theirs is.
+    task_arguments={"image": {"strength": 0.6, "height": 32, "width": 32}, "inpaint": {"strength": 0.6}},
+    latents=(16, 8, 8),
+    multiple=8,
+    denoiser="transformer",
+    absent=frozenset(),
+)
+
 # A new family is an entry here.
-FAMILIES = [SD, SDXL, PIXART, AURAFLOW, FLUX]
+FAMILIES = [SD, SDXL, PIXART, AURAFLOW, FLUX, SD3]
 CASES = [(family, task) for family in FAMILIES for task in family.tasks]

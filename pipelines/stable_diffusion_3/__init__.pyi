@@ -1,0 +1,4 @@
+from .img2img import StableDiffusion3Img2ImgPipeline as StableDiffusion3Img2ImgPipeline
+from .inpaint import StableDiffusion3InpaintPipeline as StableDiffusion3InpaintPipeline
+from .output import StableDiffusion3PipelineOutput as StableDiffusion3PipelineOutput
+from .pipeline import StableDiffusion3Pipeline as StableDiffusion3Pipeline
