@@ -11,7 +11,7 @@ import torch
 from .host_memory import pinned_size
 
 _PAGE = 4096
-_LARGEST_CHUNK = 64 << 20
+_LARGEST_CHUNK = 16 << 20  # three of them stay well under 100 MB of the host
 _CHUNKS = 3
 _ALIGNMENT = 64
 

@@ -32,7 +32,7 @@ def brute_force(sizes, budgets, reserves):
 @pytest.mark.parametrize("reserved", [False, True])
 def test_five_parts_over_unequal_devices_land_where_a_brute_force_search_says(reserved):
     draw = random.Random(5)
-    for _ in range(500):
+    for _ in range(1000):
         sizes = {name: draw.randint(1, 30) for name in "abcde"}
         budgets = {index: draw.randint(1, 60) for index in range(draw.randint(1, 3))}
         reserves = {name: draw.randint(0, 10) for name in sizes} if reserved else {}

@@ -162,6 +162,36 @@ def test_a_mapped_pipeline_refuses_modes_and_moves_and_goes_on(sim):
     assert torch.equal(draw(pipe), expected())
 
 
+@pytest.mark.parametrize("device_map", ["balanced", {"unet": "cpu", "vae": 1, "text_encoder": 0}])
+def test_tasks_that_encode_pictures_move_what_they_make(sim, device_map):
+    picture = torch.rand(1, 3, 32, 32, generator=torch.Generator().manual_seed(1))
+    mask = (picture[:, :1] > 0.5).float()
+
+    def drawn(**options) -> list[torch.Tensor]:
+        parts, found = load(**options).components, []
+        for name, more in (("Img2Img", {}), ("Inpaint", {"mask_image": mask})):
+            made = getattr(diffusion_core, f"StableDiffusion{name}Pipeline")(**parts, requires_safety_checker=False)
+            made.set_progress_bar_config(disable=True)
+            call = {"num_inference_steps": 2, "generator": torch.Generator().manual_seed(0), "output_type": "pt"}
+            found.append(made("cat", image=picture, **more, **call).images.cpu())
+        return found
+
+    assert all(torch.equal(a, b) for a, b in zip(drawn(device_map=device_map), drawn(), strict=True))
+
+
+def test_a_component_may_leave_the_map_for_a_mode_of_its_own(sim):
+    pipe = load(device_map={"": 0, "unet.up_blocks": 1, "vae": 1})
+    pipe.vae.enable_group_offload("sim:1")
+    assert pipe.hf_device_map == {"text_encoder": 0, "unet": 0, "unet.up_blocks": 1}
+    assert torch.equal(draw(pipe), expected())
+    pipe.reset_device_map()
+    assert pipe.hf_device_map is None and placement_of(pipe.unet) is None
+    assert placement_of(pipe.vae).plan.name == "group offload"
+    assert torch.equal(draw(pipe), expected())
+    pipe.remove_all_hooks()
+    assert torch.equal(draw(pipe.to("sim:0")), expected())
+
+
 def test_one_device_needs_no_hooks(sim):
     for device_map in ("sim:1", 1, torch.device("sim", 1), {"": "sim:1"}):
         pipe = load(device_map=device_map)

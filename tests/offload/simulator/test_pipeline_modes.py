@@ -84,6 +84,21 @@ def test_every_pair_of_modes(first, second):
     switched(first, second, 2, 40)
 
 
+@pytest.mark.parametrize(
+    "scheduler", ["UniPCMultistep", "DPMSolverMultistep", "DEISMultistep", "EulerAncestralDiscrete", "PNDM", "Heun"]
+)
+def test_schedulers_do_not_mix_devices_under_offload(sim, scheduler):
+    name = "HeunDiscreteScheduler" if scheduler == "Heun" else f"{scheduler}Scheduler"
+    plain, pipe = load(), load()
+    for each in (plain, pipe):
+        each.scheduler = getattr(diffusion_core, name).from_config(each.scheduler.config)
+    pipe.enable_model_cpu_offload()
+    call = {"num_inference_steps": 3, "generator": torch.Generator().manual_seed(0)}
+    right = draw(plain, **call)
+    call["generator"].manual_seed(0)
+    assert torch.equal(draw(pipe, **call), right)
+
+
 @pytest.mark.parametrize("mode", ["model", "sequential", "two blocks, streams"])
 def test_a_mode_on_one_component_joins_a_mode_of_the_pipeline(sim, mode):
     pipe = load()
