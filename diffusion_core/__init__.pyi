@@ -17,6 +17,7 @@ from .models.transformers.flux import FluxTransformer2DModel as FluxTransformer2
 from .models.transformers.legacy import Transformer2DModel as Transformer2DModel
 from .models.transformers.ltx import LTXVideoTransformer3DModel as LTXVideoTransformer3DModel
 from .models.transformers.pixart import PixArtTransformer2DModel as PixArtTransformer2DModel
+from .models.transformers.qwenimage import QwenImageTransformer2DModel as QwenImageTransformer2DModel
 from .models.transformers.sd3 import SD3Transformer2DModel as SD3Transformer2DModel
 from .models.unets.unet_2d import UNet2DModel as UNet2DModel
 from .models.unets.unet_2d_condition import UNet2DConditionModel as UNet2DConditionModel

@@ -11,6 +11,7 @@ from .transformers.flux import FluxTransformer2DModel as FluxTransformer2DModel
 from .transformers.legacy import Transformer2DModel as Transformer2DModel
 from .transformers.ltx import LTXVideoTransformer3DModel as LTXVideoTransformer3DModel
 from .transformers.pixart import PixArtTransformer2DModel as PixArtTransformer2DModel
+from .transformers.qwenimage import QwenImageTransformer2DModel as QwenImageTransformer2DModel
 from .transformers.sd3 import SD3Transformer2DModel as SD3Transformer2DModel
 from .unets.unet_2d import UNet2DModel as UNet2DModel
 from .unets.unet_2d_condition import UNet2DConditionModel as UNet2DConditionModel
