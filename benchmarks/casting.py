@@ -1,6 +1,7 @@
 """Layerwise casting: what each storage costs in precision and time, next to diffusers in the same run.
 
 python -m benchmarks.casting error [FILE.safetensors ...]   the table of docs/memory.md; files add trained weights
+python -m benchmarks.casting shapes [PROMPTS]               the same of the embedded model: its weights and pictures
 python -m benchmarks.casting speed                          milliseconds a call of a UNet, ours and diffusers'
 """
 
@@ -11,9 +12,10 @@ from typing import Any
 
 import torch
 
-from diffusion_core import UNet2DConditionModel
+from diffusion_core import DiffusionPipeline, UNet2DConditionModel
 from diffusion_core.offload.checkpoint import TensorFile
 from diffusion_core.offload.encodings import parse_encoding
+from diffusion_core.shapes import STEPS, shapes_folder
 
 FORMS: dict[str, dict[str, Any]] = {
     "plain, e4m3": {"storage_dtype": torch.float8_e4m3fn},
@@ -76,6 +78,47 @@ def errors(*files: str) -> None:
         print(f"| {name} | {bits:.2f} | {100 * error:.2f} % | {of_trained} | {100 * of_prediction:.2f} % |")
 
 
+PROMPTS = (
+    "a small red circle above a large blue square on a yellow background",
+    "a green triangle",
+    "a large white square left of a small black circle",
+    "a yellow circle below a purple triangle on a gray background",
+)
+
+
+def _drawn(pipe: Any, prompts: list[str]) -> tuple[torch.Tensor, torch.Tensor]:
+    """The first prediction of the denoiser, and the pictures, with values from 0 to 1."""
+    predictions: list[torch.Tensor] = []
+    hook = pipe.unet.register_forward_hook(lambda *given: predictions.append(given[-1][0]))
+    generator = [torch.Generator().manual_seed(index) for index in range(len(prompts))]
+    pictures = pipe(prompts, num_inference_steps=STEPS, generator=generator, output_type="pt").images
+    hook.remove()
+    return predictions[0], pictures
+
+
+def shapes(count: str = "4") -> None:
+    """Print the errors of the embedded model with a cast denoiser, each loaded anew from its files."""
+
+    def load() -> Any:
+        pipe = DiffusionPipeline.from_pretrained(shapes_folder())
+        pipe.set_progress_bar_config(disable=True)
+        return pipe
+
+    exact, prompts = load(), [*PROMPTS][: int(count)]
+    weights = [tensor for tensor in exact.unet.state_dict().values() if tensor.dim() > 1]
+    prediction, pictures = _drawn(exact, prompts)
+    print("| storage | bits a weight | weights | first prediction | pictures, of the range of a pixel |")
+    print("|---|---|---|---|---|")
+    for name, options in FORMS.items():
+        bits, error = _stored_again(weights, options)
+        cast = load()
+        cast.unet.enable_layerwise_casting(**options)
+        found, drawn = _drawn(cast, prompts)
+        of_pixels = float((drawn - pictures).double().square().mean().sqrt())
+        of_prediction = _distance(found, prediction)
+        print(f"| {name} | {bits:.2f} | {100 * error:.2f} % | {100 * of_prediction:.2f} % | {100 * of_pixels:.2f} % |")
+
+
 def speed(rounds: int = 15) -> None:
     """Print the time that casting adds to a call of a UNet, ours and diffusers', in turns on the same machine."""
     import diffusers
@@ -106,4 +149,4 @@ def speed(rounds: int = 15) -> None:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    {"error": errors, "speed": speed}[sys.argv[1]](*sys.argv[2:])
+    {"error": errors, "shapes": shapes, "speed": speed}[sys.argv[1]](*sys.argv[2:])
