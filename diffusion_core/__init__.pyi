@@ -12,6 +12,7 @@ from .models.autoencoders.tiny import AutoencoderTiny as AutoencoderTiny
 from .models.base import Model as Model
 from .models.base import ModelMixin as ModelMixin
 from .models.controlnet import ControlNetModel as ControlNetModel
+from .models.controlnet_flux import FluxControlNetModel as FluxControlNetModel
 from .models.transformers.auraflow import AuraFlowTransformer2DModel as AuraFlowTransformer2DModel
 from .models.transformers.flux import FluxTransformer2DModel as FluxTransformer2DModel
 from .models.transformers.legacy import Transformer2DModel as Transformer2DModel

@@ -5,6 +5,7 @@ from .autoencoders.tiny import AutoencoderTiny as AutoencoderTiny
 from .base import Model as Model
 from .base import ModelMixin as ModelMixin
 from .controlnet import ControlNetModel as ControlNetModel
+from .controlnet_flux import FluxControlNetModel as FluxControlNetModel
 from .transformers.auraflow import AuraFlowTransformer2DModel as AuraFlowTransformer2DModel
 from .transformers.cogvideox import CogVideoXTransformer3DModel as CogVideoXTransformer3DModel
 from .transformers.flux import FluxTransformer2DModel as FluxTransformer2DModel

@@ -98,7 +98,70 @@ class FluxSingleTransformerBlock(nn.Module):
         return within_range(hidden_states + gated(self.proj_out(torch.cat([attended, fed], dim=2)), gate))
 
 
-class FluxTransformer2DModel(Model):
+class FluxBlocks(Model):
+    """What `FluxTransformer2DModel` and `FluxControlNetModel` share: embedders and blocks, and checks of the input."""
+
+    _repeated_blocks: ClassVar[list[str]] = ["FluxTransformerBlock", "FluxSingleTransformerBlock"]
+    _no_split_modules: ClassVar[list[str] | None] = ["FluxTransformerBlock", "FluxSingleTransformerBlock"]
+    _keep_in_fp32_modules: ClassVar[list[str] | None] = None
+    _skip_layerwise_casting_patterns: ClassVar[list[str] | tuple[str, ...] | None] = ["norm"]
+    _supports_gradient_checkpointing: ClassVar[bool] = False
+
+    def _build(self, settings: Mapping[str, Any]) -> int:
+        """Make embedders and blocks from a config; returns the channels of the tokens in between."""
+        axes, head = settings["axes_dims_rope"], settings["attention_head_dim"]
+        if sum(axes) != head or any(dim % 2 for dim in axes):
+            raise ValueError(
+                f"axes_dims_rope={tuple(axes)} must be even numbers that add up to attention_head_dim={head}"
+            )
+        heads = (settings["num_attention_heads"], head)
+        dim = heads[0] * head
+        self.time_text_embed = CombinedTimestepTextProjEmbeddings(
+            dim, settings["pooled_projection_dim"], settings["guidance_embeds"]
+        )
+        self.context_embedder = nn.Linear(settings["joint_attention_dim"], dim)
+        self.x_embedder = nn.Linear(settings["in_channels"], dim)
+        self.transformer_blocks = nn.ModuleList(
+            FluxTransformerBlock(dim, *heads) for _ in range(settings["num_layers"])
+        )
+        self.single_transformer_blocks = nn.ModuleList(
+            FluxSingleTransformerBlock(dim, *heads) for _ in range(settings["num_single_layers"])
+        )
+        return dim
+
+    def _embed(self, sample: Tensor, timestep: Any, guidance: Tensor | None, pooled: Any) -> Tensor:
+        """The vector that modulates all blocks. Times and scales count in thousandths, as in training."""
+        times = batched_timestep(timestep, sample).to(sample.dtype) * 1000
+        scales = None if guidance is None else batched_timestep(guidance, sample).to(sample.dtype) * 1000
+        return self.time_text_embed(times, pooled, scales)
+
+    def _check(self, sample: Tensor, text: Any, pooled: Any, timestep: Any, txt_ids: Any, img_ids: Any) -> Tensor:
+        """Refuse inputs that do not fit; the ids of all tokens, the text's first."""
+        check_given(
+            type(self).__name__,
+            encoder_hidden_states=text,
+            pooled_projections=pooled,
+            timestep=timestep,
+            img_ids=img_ids,
+            txt_ids=txt_ids,
+        )
+        batch = sample.shape[0]
+        check_tokens("hidden_states", sample, batch, self.in_channels)
+        check_tokens("encoder_hidden_states", text, batch, self.joint_attention_dim)
+        if pooled.shape != (batch, self.pooled_projection_dim):
+            expected = (batch, self.pooled_projection_dim)
+            raise ValueError(f"pooled_projections has the shape {tuple(pooled.shape)}, expected {expected}")
+        axes = len(self.axes_dims_rope)
+        for name, ids, tokens in (("txt_ids", txt_ids, text), ("img_ids", img_ids, sample)):
+            if ids.shape[-2:] != (tokens.shape[1], axes) or ids.ndim != txt_ids.ndim:
+                raise ValueError(
+                    f"{name} has the shape {tuple(ids.shape)}, expected {(tokens.shape[1], axes)}: a position for each "
+                    f"token, for both kinds with a batch axis or without"
+                )
+        return torch.cat([txt_ids, img_ids], dim=-2)
+
+
+class FluxTransformer2DModel(FluxBlocks):
     """A rectified-flow transformer over packed latents and text: blocks with two streams, then blocks with one.
 
     Black Forest Labs 2024, "FLUX.1"; the flow is that of Esser et al. 2024 (arXiv 2403.03206).
@@ -120,12 +183,6 @@ class FluxTransformer2DModel(Model):
         ValueError: if the axes do not make up a head.
     """
 
-    _repeated_blocks: ClassVar[list[str]] = ["FluxTransformerBlock", "FluxSingleTransformerBlock"]
-    _no_split_modules: ClassVar[list[str] | None] = ["FluxTransformerBlock", "FluxSingleTransformerBlock"]
-    _keep_in_fp32_modules: ClassVar[list[str] | None] = None
-    _skip_layerwise_casting_patterns: ClassVar[list[str] | tuple[str, ...] | None] = ["norm"]
-    _supports_gradient_checkpointing: ClassVar[bool] = False
-
     def __init__(
         self,
         patch_size: int = 1,
@@ -141,20 +198,8 @@ class FluxTransformer2DModel(Model):
         axes_dims_rope: tuple[int, int, int] = (16, 56, 56),
     ) -> None:
         super().__init__()
-        if sum(axes_dims_rope) != attention_head_dim or any(dim % 2 for dim in axes_dims_rope):
-            raise ValueError(
-                f"axes_dims_rope={tuple(axes_dims_rope)} must be even numbers that add up to attention_head_dim="
-                f"{attention_head_dim}"
-            )
-        dim, heads = num_attention_heads * attention_head_dim, (num_attention_heads, attention_head_dim)
+        dim = self._build(self.config)
         self.out_channels = out_channels or in_channels
-        self.time_text_embed = CombinedTimestepTextProjEmbeddings(dim, pooled_projection_dim, guidance_embeds)
-        self.context_embedder = nn.Linear(joint_attention_dim, dim)
-        self.x_embedder = nn.Linear(in_channels, dim)
-        self.transformer_blocks = nn.ModuleList(FluxTransformerBlock(dim, *heads) for _ in range(num_layers))
-        self.single_transformer_blocks = nn.ModuleList(
-            FluxSingleTransformerBlock(dim, *heads) for _ in range(num_single_layers)
-        )
         self.norm_out = AdaLayerNormContinuous(dim, dim)
         self.proj_out = nn.Linear(dim, patch_size * patch_size * self.out_channels)
 
@@ -219,37 +264,6 @@ class FluxTransformer2DModel(Model):
 
         sample = self.proj_out(self.norm_out(tokens[:, words:], temb))
         return Transformer2DModelOutput(sample=sample) if return_dict else (sample,)
-
-    def _embed(self, sample: Tensor, timestep: Any, guidance: Tensor | None, pooled: Any) -> Tensor:
-        """The vector that modulates all blocks. Times and scales count in thousandths, as in training."""
-        times = batched_timestep(timestep, sample).to(sample.dtype) * 1000
-        scales = None if guidance is None else batched_timestep(guidance, sample).to(sample.dtype) * 1000
-        return self.time_text_embed(times, pooled, scales)
-
-    def _check(self, sample: Tensor, text: Any, pooled: Any, timestep: Any, txt_ids: Any, img_ids: Any) -> Tensor:
-        """Refuse inputs that do not fit; the ids of all tokens, the text's first."""
-        check_given(
-            type(self).__name__,
-            encoder_hidden_states=text,
-            pooled_projections=pooled,
-            timestep=timestep,
-            img_ids=img_ids,
-            txt_ids=txt_ids,
-        )
-        batch = sample.shape[0]
-        check_tokens("hidden_states", sample, batch, self.in_channels)
-        check_tokens("encoder_hidden_states", text, batch, self.joint_attention_dim)
-        if pooled.shape != (batch, self.pooled_projection_dim):
-            expected = (batch, self.pooled_projection_dim)
-            raise ValueError(f"pooled_projections has the shape {tuple(pooled.shape)}, expected {expected}")
-        axes = len(self.axes_dims_rope)
-        for name, ids, tokens in (("txt_ids", txt_ids, text), ("img_ids", img_ids, sample)):
-            if ids.shape[-2:] != (tokens.shape[1], axes) or ids.ndim != txt_ids.ndim:
-                raise ValueError(
-                    f"{name} has the shape {tuple(ids.shape)}, expected {(tokens.shape[1], axes)}: a position for each "
-                    f"token, for both kinds with a batch axis or without"
-                )
-        return torch.cat([txt_ids, img_ids], dim=-2)
 
 
 def _feed(norm: nn.Module, feed_forward: nn.Module, tokens: Tensor, vectors: Sequence[Tensor]) -> Tensor:
