@@ -17,11 +17,25 @@ logger = get_logger(__name__)
 
 WEIGHTS_NAME = "diffusion_pytorch_model"
 _LARGEST_INDEX = 256 * 2**20
+_WEIGHT_FILES = frozenset({".bin", ".ckpt", ".gguf", ".pt", ".pth", ".safetensors"})
+
+
+def source_name(repo_or_folder: str | os.PathLike[str]) -> str:
+    """The argument as text.
+
+    Raises:
+        TypeError: if it is neither text nor a path.
+    """
+    if not isinstance(repo_or_folder, str | os.PathLike):
+        kind = type(repo_or_folder).__name__
+        raise TypeError(f"pretrained_model_name_or_path must be a folder or a repo id, not {kind}")
+    return os.fspath(repo_or_folder)
 
 
 def is_local(repo_or_folder: str | os.PathLike[str]) -> bool:
     """Whether the name is a folder on this machine, rather than a repo on the Hub."""
-    return bool(os.fspath(repo_or_folder)) and Path(repo_or_folder).expanduser().is_dir()
+    name = source_name(repo_or_folder)
+    return bool(name) and Path(name).expanduser().is_dir()
 
 
 def find_file(
@@ -327,8 +341,14 @@ def _repo_id(repo_or_folder: str | os.PathLike[str]) -> str:
     Raises:
         MissingFileError: if it reads like the path of a folder that is not there.
     """
-    name = os.fspath(repo_or_folder)
+    name = source_name(repo_or_folder)
     path = Path(name).expanduser()
+    if path.suffix.lower() in _WEIGHT_FILES:
+        found = "is a file of weights" if path.is_file() else "reads like a file of weights, and is not there"
+        raise MissingFileError(
+            f"{name} {found}; name the folder or repo that holds it with its config. A file that holds a whole "
+            "pipeline is converted once, with `from_single_file(...)` and `save_pretrained(folder)` of diffusers"
+        )
     if path.is_file():
         raise MissingFileError(f"{name} is a file; name the folder or repo that holds it")
     is_path = isinstance(repo_or_folder, os.PathLike) or path.is_absolute() or "\\" in name

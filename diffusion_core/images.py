@@ -266,7 +266,11 @@ class VaeImageProcessor(ConfigMixin):
     def get_default_height_width(
         self, image: "Image | np.ndarray[Any, Any] | torch.Tensor", height: int | None = None, width: int | None = None
     ) -> tuple[int, int]:
-        """The size to work at: what is given, or the image's, rounded down to multiples of `vae_scale_factor`."""
+        """The size to work at: what is given, or the image's, rounded down to multiples of `vae_scale_factor`.
+
+        Raises:
+            ValueError: if nothing would be left.
+        """
         if isinstance(image, torch.Tensor):
             own_height, own_width = image.shape[-2:]
         elif isinstance(image, np.ndarray):
@@ -274,7 +278,12 @@ class VaeImageProcessor(ConfigMixin):
         else:
             own_width, own_height = image.size
         factor = self.config.vae_scale_factor
-        height, width = height or own_height, width or own_width
+        height, width = int(height or own_height), int(width or own_width)
+        if min(height, width) < factor:
+            raise ValueError(
+                f"image has height {height} and width {width}, but {factor} pixels are the least: pass a larger one; "
+                "tensors have the axes (N, C, H, W), arrays (N, H, W, C)"
+            )
         return height - height % factor, width - width % factor
 
     def resize(self, image: Any, height: int, width: int, resize_mode: str = "default") -> Any:

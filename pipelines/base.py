@@ -13,7 +13,7 @@ from torch import nn
 
 from diffusion_core.absent import PIPELINE, refuses
 from diffusion_core.config import ConfigMixin, FrozenDict
-from diffusion_core.hub import upload
+from diffusion_core.hub import source_name, upload
 from diffusion_core.images import numpy_to_pil
 from diffusion_core.logging import get_logger
 from diffusion_core.progress import check_options, progress_bar
@@ -196,7 +196,7 @@ class Pipeline(PlacementMixin, PipelineSpeedMixin, ConfigMixin):
         """
         if dtype is not None and torch_dtype is not None:
             raise ValueError("dtype and torch_dtype are the same argument; pass one of them")
-        source = os.fspath(pretrained_model_name_or_path)
+        source = source_name(pretrained_model_name_or_path)
         request = read_request(device_map, max_memory, reserve, offload_folder)
         options = WeightOptions(
             dtype=torch_dtype if dtype is None else dtype,
@@ -235,7 +235,7 @@ class Pipeline(PlacementMixin, PipelineSpeedMixin, ConfigMixin):
             MissingFileError: if no component has the variant.
             CheckpointError: if the repo cannot be reached or read.
         """
-        source = os.fspath(pretrained_model_name)
+        source = source_name(pretrained_model_name)
         index, hub = read_index(source, hub)
         names = [name for name, value in index.items() if is_entry(value) and tuple(value) != ABSENT]
         return fetch(source, names, WeightOptions(variant=variant, use_safetensors=use_safetensors), hub)[0]

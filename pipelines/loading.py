@@ -258,12 +258,22 @@ def load_component(cls: Any, folder: Path, name: str, files: list[str], options:
             variants = {each.variant for each in weights_in(file.rpartition("/")[2] for file in files)}
             arguments["variant"] = options.variant if options.variant in variants else None
             return cls.from_pretrained(folder / name, **arguments)
+        _check_vocabulary(cls, folder / name, files)
         with transformers_quiet():
             return cls.from_pretrained(str(folder / name))
     except DiffusionCoreError:
         raise
     except (OSError, ValueError, TypeError, RuntimeError, LookupError, ImportError) as error:
         raise CheckpointError(f"the component {name}, a {cls.__name__} in {folder / name}: {error}") from error
+
+
+def _check_vocabulary(cls: Any, folder: Path, files: list[str]) -> None:
+    """Refuse a tokenizer without words: transformers makes one that turns every prompt into nothing."""
+    wanted = dict(getattr(cls, "vocab_files_names", None) or {})
+    whole = wanted.pop("tokenizer_file", "tokenizer.json")
+    lacking = [wanted[key] for key in ("vocab_file", "merges_file") if key in wanted and wanted[key] not in files]
+    if wanted and whole not in files and lacking:
+        raise MissingFileError(f"the tokenizer in {folder} lacks {', '.join(lacking)}, and has no {whole}")
 
 
 def as_dtype(dtype: Any) -> Any:
@@ -327,8 +337,17 @@ def _check_override(name: str, component: Any, entry: Any) -> None:
         raise TypeError(f"{name}={component!r} is not a component; {remedy}")
     if issubclass(expected, nn.Module) != isinstance(component, nn.Module):
         raise TypeError(f"{name}: {type(component).__name__} cannot take the place of {expected.__name__}")
+    kinds = {_kind_of(expected), _kind_of(type(unwrap(component)))}
+    if len(kinds - {None}) > 1:
+        raise TypeError(f"{name}: {type(component).__name__} cannot take the place of {expected.__name__}")
     if hasattr(expected, "set_timesteps") and not hasattr(component, "set_timesteps"):
         raise TypeError(f"{name}: {type(component).__name__} is no scheduler")
+
+
+def _kind_of(cls: type) -> str | None:
+    """For one of our models, what it is: "unets", "autoencoders" and so on. Models of a kind replace one another."""
+    package, *rest = cls.__module__.split(".")
+    return rest[1] if package == "diffusion_core" and rest[:1] == ["models"] and len(rest) > 2 else None
 
 
 def _check_dtypes(options: WeightOptions, components: Collection[str]) -> None:

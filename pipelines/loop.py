@@ -73,6 +73,11 @@ def plan_steps(
     count = 0 if given else check_count("num_inference_steps", num_inference_steps)
     if strength is not None:
         check_share("strength", strength)
+    if isinstance(scheduler, type) or not hasattr(scheduler, "copy_for_run"):
+        raise TypeError(
+            f"the pipeline's scheduler is {scheduler!r}, which takes no steps: assign an object, such as "
+            "pipe.scheduler = EulerDiscreteScheduler.from_config(config)"
+        )
     own = scheduler.copy_for_run()
     # Values that are given decide the number of steps, which the scheduler must not be told as well.
     own.set_timesteps(*([] if given else [count]), device=device, **given, **schedule)
