@@ -1,7 +1,7 @@
 """Every family of pipelines in tiny: one entry of data a family, which the battery and the parity tests go through."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from tempfile import mkdtemp
@@ -255,6 +255,15 @@ PIXART = Family(
     callback_tensors=("latents", "prompt_embeds", "prompt_attention_mask"),
 )
 
+# The same with sizes among the conditions, as the checkpoints for 1024 pixels have them.
+PIXART_ALPHA = replace(
+    PIXART,
+    name="pixart-alpha",
+    parts=masked.pixart_alpha_parts,
+    tasks={"text": "PixArtAlphaPipeline"},
+    arguments={**masked.PIXART_ARGUMENTS, "height": 32, "width": 32},
+)
+
 AURAFLOW = Family(
     "auraflow",
     masked.auraflow_parts,
@@ -264,21 +273,6 @@ AURAFLOW = Family(
     arguments=masked.AURAFLOW_ARGUMENTS,
     multiple=8,
     denoiser="transformer",
-)
-
-FLUX = Family(
-    "flux",
-    flux.parts,
-    {"text": "FluxPipeline", "image": "FluxImg2ImgPipeline", "inpaint": "FluxInpaintPipeline"},
-    flux.embed,
-    (flux.SCHEDULERS["dynamic"], flux.SCHEDULERS["static"]),
-    arguments={"max_sequence_length": 20, "height": 32, "width": 32},
-    guidance=("true_cfg_scale", 3.0, 1.0),
-    latents=(64, 16),
-    denoiser="transformer",
-    # Two of three steps, as this family rounds up.
-    task_arguments={"image": {"strength": 0.6}, "inpaint": {"strength": 0.6}},
-    absent=frozenset(),
 )
 
 SD3 = Family(
@@ -303,6 +297,21 @@ SD3 = Family(
     absent=frozenset(),
 )
 
+FLUX = Family(
+    "flux",
+    flux.parts,
+    {"text": "FluxPipeline", "image": "FluxImg2ImgPipeline", "inpaint": "FluxInpaintPipeline"},
+    flux.embed,
+    (flux.SCHEDULERS["dynamic"], flux.SCHEDULERS["static"]),
+    arguments={"max_sequence_length": 20, "height": 32, "width": 32},
+    guidance=("true_cfg_scale", 3.0, 1.0),
+    latents=(64, 16),
+    denoiser="transformer",
+    # Two of three steps, as this family rounds up.
+    task_arguments={"image": {"strength": 0.6}, "inpaint": {"strength": 0.6}},
+    absent=frozenset(),
+)
+
 # A new family is an entry here.
-FAMILIES = [SD, SDXL, PIXART, AURAFLOW, FLUX, SD3]
+FAMILIES = [SD, SDXL, PIXART, PIXART_ALPHA, AURAFLOW, SD3, FLUX]
 CASES = [(family, task) for family in FAMILIES for task in family.tasks]

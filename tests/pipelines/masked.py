@@ -45,7 +45,7 @@ def auraflow(library: ModuleType, seed: int = 0, **changes: Any) -> Any:
 
 
 def pixart_parts(library: ModuleType, **changes: Any) -> dict[str, Any]:
-    """The components of Sigma, or of alpha with `sample_size=128`, which makes it take sizes."""
+    """The components of Sigma; changes are of the transformer."""
     return {
         "tokenizer": t5.tokenizer(),
         "text_encoder": t5.encoder(),
@@ -53,6 +53,11 @@ def pixart_parts(library: ModuleType, **changes: Any) -> dict[str, Any]:
         "transformer": pixart(library, **changes),
         "scheduler": library.DPMSolverMultistepScheduler(**BETAS),
     }
+
+
+def pixart_alpha_parts(library: ModuleType) -> dict[str, Any]:
+    """The components of alpha for 1024 pixels, whose transformer takes sizes."""
+    return pixart_parts(library, sample_size=128)
 
 
 def auraflow_parts(library: ModuleType) -> dict[str, Any]:
