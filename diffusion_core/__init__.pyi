@@ -8,6 +8,7 @@ from .images import make_image_grid as make_image_grid
 from .models.auto import AutoModel as AutoModel
 from .models.autoencoders.asymmetric import AsymmetricAutoencoderKL as AsymmetricAutoencoderKL
 from .models.autoencoders.kl import AutoencoderKL as AutoencoderKL
+from .models.autoencoders.qwenimage import AutoencoderKLQwenImage as AutoencoderKLQwenImage
 from .models.autoencoders.tiny import AutoencoderTiny as AutoencoderTiny
 from .models.base import Model as Model
 from .models.base import ModelMixin as ModelMixin
