@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, ClassVar, NoReturn, TypeVar
 
 from diffusion_core.errors import ConfigError, MissingFileError
-from diffusion_core.hub import find_file, is_local
+from diffusion_core.hub import find_file, is_local, source_name
 from diffusion_core.logging import get_logger
 
 logger = get_logger(__name__)
@@ -170,10 +170,7 @@ class ConfigMixin:
             ConfigError: if the file is not a JSON object.
             CheckpointError: if the repo cannot be reached.
         """
-        if not isinstance(pretrained_model_name_or_path, str | os.PathLike):
-            kind = type(pretrained_model_name_or_path).__name__
-            raise TypeError(f"pretrained_model_name_or_path must be a folder or a repo id, not {kind}")
-        path = Path(pretrained_model_name_or_path).expanduser()
+        path = Path(source_name(pretrained_model_name_or_path)).expanduser()
         if path.is_file() and path.suffix in {".safetensors", ".bin", ".ckpt", ".pt", ".pth"}:
             raise ConfigError(f"{path} is a file of weights: name the folder that holds it and {cls.config_name}")
         if not path.is_file():
