@@ -37,6 +37,7 @@ from .pipelines.ddpm import DDPMPipeline as DDPMPipeline
 from .pipelines.ddpm import ImagePipelineOutput as ImagePipelineOutput
 from .pipelines.description import describe as describe
 from .pipelines.flux.control import FluxControlPipeline as FluxControlPipeline
+from .pipelines.flux.controlnet import FluxControlNetPipeline as FluxControlNetPipeline
 from .pipelines.flux.fill import FluxFillPipeline as FluxFillPipeline
 from .pipelines.flux.img2img import FluxImg2ImgPipeline as FluxImg2ImgPipeline
 from .pipelines.flux.inpaint import FluxInpaintPipeline as FluxInpaintPipeline

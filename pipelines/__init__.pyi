@@ -9,6 +9,7 @@ from .ddpm import DDPMPipeline as DDPMPipeline
 from .ddpm import ImagePipelineOutput as ImagePipelineOutput
 from .description import describe as describe
 from .flux.control import FluxControlPipeline as FluxControlPipeline
+from .flux.controlnet import FluxControlNetPipeline as FluxControlNetPipeline
 from .flux.fill import FluxFillPipeline as FluxFillPipeline
 from .flux.img2img import FluxImg2ImgPipeline as FluxImg2ImgPipeline
 from .flux.inpaint import FluxInpaintPipeline as FluxInpaintPipeline

@@ -41,6 +41,7 @@ FAMILIES = [
     ),
     Family("flux", "FluxPipeline", "FluxImg2ImgPipeline", "FluxInpaintPipeline"),
     Family("flux-control", "FluxControlPipeline"),
+    Family("flux-controlnet", "FluxControlNetPipeline"),
     Family("flux-fill", inpainting="FluxFillPipeline"),
     Family("flux-kontext", "FluxKontextPipeline", "FluxKontextPipeline"),
     Family("pixart-alpha", "PixArtAlphaPipeline"),

@@ -294,29 +294,41 @@ class FluxBase(PicturePipeline):
         """The tokens that the transformer is shown: the latents (N, tokens, channels) and what goes beside them."""
         return sample
 
+    def _residuals(self, index: int, given: Tensors, tensors: Tensors) -> Tensors:
+        """More arguments for the transformer, from those for the prediction with the prompt."""
+        return {}
+
     def _predict(self, index: int, timestep: torch.Tensor, sample: torch.Tensor, tensors: Tensors) -> torch.Tensor:
         guided = self.do_classifier_free_guidance and tensors.get("negative_prompt_embeds") is not None
         given = {
             "hidden_states": self._shown(sample, tensors),
             "timestep": (timestep.to(sample.dtype) / 1000).expand(len(sample)),
             "guidance": tensors["guidance"],
+            "encoder_hidden_states": tensors["prompt_embeds"],
+            "pooled_projections": tensors["pooled_prompt_embeds"],
         }
+        shared = {
+            "txt_ids": tensors["text_ids"],
+            "img_ids": tensors["image_ids"],
+            "joint_attention_kwargs": self.joint_attention_kwargs,
+            "return_dict": False,
+        }
+        given |= self._residuals(index, {**given, **shared}, tensors)
         if guided:
-            given = {name: value if value is None else torch.cat([value, value]) for name, value in given.items()}
-
-        def text(name: str) -> torch.Tensor:
-            return torch.cat([tensors[f"negative_{name}"], tensors[name]]) if guided else tensors[name]
-
-        prediction = self.transformer(
-            **given,
-            encoder_hidden_states=text("prompt_embeds"),
-            pooled_projections=text("pooled_prompt_embeds"),
-            txt_ids=tensors["text_ids"],
-            img_ids=tensors["image_ids"],
-            joint_attention_kwargs=self.joint_attention_kwargs,
-            return_dict=False,
-        )[0][:, : sample.shape[1]]
+            negative = {
+                "encoder_hidden_states": tensors["negative_prompt_embeds"],
+                "pooled_projections": tensors["negative_pooled_prompt_embeds"],
+            }
+            given = {name: _joined(negative.get(name, value), value) for name, value in given.items()}
+        prediction = self.transformer(**given, **shared)[0][:, : sample.shape[1]]
         return guide(prediction, self.true_cfg_scale) if guided else prediction
+
+
+def _joined(first: Any, second: Any) -> Any:
+    """Two batches as one; lists of tensors entry by entry, and other things as they are."""
+    if isinstance(second, torch.Tensor):
+        return torch.cat([first, second])
+    return [torch.cat(pair) for pair in zip(first, second, strict=True)] if isinstance(second, list) else second
 
 
 class FluxAdapterBase(FluxBase):

@@ -47,6 +47,30 @@ def transformers(in_channels: int = 16, guidance_embeds: bool = True) -> tuple[A
 
 
 @cache
+def controlnets(**changes: Any) -> tuple[Any, Any]:
+    """Ours and the reference's, with joints that are not zero."""
+    torch.manual_seed(1)
+    config = {
+        "in_channels": 16,
+        "num_layers": 1,
+        "num_single_layers": 1,
+        "attention_head_dim": 16,
+        "num_attention_heads": 2,
+        "joint_attention_dim": 32,
+        "pooled_projection_dim": 32,
+        "axes_dims_rope": (4, 6, 6),
+        **changes,
+    }
+    theirs = diffusers.FluxControlNetModel(**config).eval()
+    with torch.no_grad():
+        for parameter in theirs.parameters():
+            parameter.add_(0.05 * torch.randn_like(parameter))
+    ours = diffusion_core.FluxControlNetModel(**config).eval()
+    ours.load_state_dict(theirs.state_dict())
+    return ours, theirs
+
+
+@cache
 def vaes(levels: int = 2) -> tuple[Any, Any]:
     """With two levels a latent pixel is 2 pixels wide, and a token 4."""
     config = {
@@ -89,6 +113,8 @@ def pair(name: str = "FluxPipeline", scheduler_name: str = "dynamic", **changes:
 def _made(library: Any, side: int, name: str, scheduler_name: str, changes: dict[str, Any]) -> Any:
     changes = dict(changes)
     guidance = changes.pop("guidance_embeds", True)
+    if name == "FluxControlNetPipeline":
+        changes["controlnet"] = controlnets(**changes.pop("net", {}))[side]
     parts = {
         "scheduler": scheduler(library, scheduler_name),
         "vae": vaes()[side],
