@@ -36,6 +36,7 @@ docs: $(VENV)/.docs
 bench: $(VENV)/.test
 	$(BIN)/python -m benchmarks.load_memory
 	$(BIN)/python -m benchmarks.scheduler_steps
+	$(BIN)/python -m benchmarks.host_memory
 
 shapes-score: $(VENV)/.test
 	$(BIN)/python -m benchmarks.shapes.evaluate

@@ -244,6 +244,8 @@ class Placement:
         return isinstance(watcher, Call) and watcher.placement is self
 
     def _disown(self, module: nn.Module) -> None:
+        # What a device map has noted about the module holds no longer.
+        module.__dict__.pop("hf_device_map", None)
         for part in module.modules():
             if placement_of(part) is self:
                 del _owners[part]

@@ -291,6 +291,19 @@ def test_a_map_of_a_model_with_cpu_and_disk(sim, tmp_path):
         assert unet.state_dict().keys() == load_unet().state_dict().keys()
 
 
+def test_a_mode_takes_the_place_of_a_models_map(sim):
+    unet = load_unet(device_map={"": 0, "mid_block": 1})
+    right = load_unet()(**unet_inputs()).sample
+    with pytest.raises(PlacementError, match=r"under a device map, so it cannot be moved to sim:0"):
+        unet.to("sim:0")
+    assert unet.hf_device_map == {"": 0, "mid_block": 1}
+    unet.enable_group_offload("sim:0", use_stream=True)
+    assert not hasattr(unet, "hf_device_map")
+    assert torch.equal(unet(**unet_inputs()).sample.cpu(), right)
+    unet.disable_group_offload()
+    assert torch.equal(unet.to("cpu")(**unet_inputs()).sample, right)
+
+
 def test_what_is_over_the_limit_of_the_cpu_goes_to_disk(sim, caplog):
     unet = load_unet(device_map="auto", max_memory={0: "1.5MB", "cpu": "1MB"})
     assert set(unet.hf_device_map.values()) == {0, "cpu", "disk"}

@@ -99,6 +99,20 @@ def test_schedulers_do_not_mix_devices_under_offload(sim, scheduler):
     assert torch.equal(draw(pipe, **call), right)
 
 
+@pytest.mark.parametrize("mode", ["model", "two blocks, streams", "disk"])
+def test_an_autoencoder_that_overflows_changes_its_dtype_in_the_middle_of_a_call(sim, mode):
+    plain, pipe = load(), load()
+    for each in (plain, pipe):
+        with torch.no_grad():
+            each.vae.decoder.conv_in.weight.mul_(1e5)
+        each.vae.half()
+    right = draw(plain)
+    MODES[mode](pipe)
+    for _ in range(2):
+        assert torch.equal(draw(pipe), right)
+        assert pipe.vae.dtype == torch.float16
+
+
 @pytest.mark.parametrize("mode", ["model", "sequential", "two blocks, streams"])
 def test_a_mode_on_one_component_joins_a_mode_of_the_pipeline(sim, mode):
     pipe = load()
