@@ -485,23 +485,16 @@ class VEScheduler(VPScheduler):
             times = spaced_timesteps(spacing, count, train_steps, offset=offset, whole=False)
         # the levels are those of the timesteps that the model is told, which are float32
         levels = sigma_at(times.astype(np.float32), known)
-        end = known[0] if config.get("final_sigmas_type") == "sigma_min" else 0.0
         high, low = levels[0], levels[-1]
         if mode is not None:
             ends = (known[-1], known[0]) if config.get("interpolation_type") == "log_linear" else (high, low)
             high, low = config.get("sigma_max"), config.get("sigma_min")
             high, low = ends[0] if high is None else high, ends[1] if low is None else low
-        ends_noisy = end >= low
-        if mode is not None:
-            levels = respaced(mode, float(high), float(low), len(levels) + ends_noisy)
+            levels = respaced(mode, float(high), float(low), len(levels))
             times = timestep_at(levels, known)
-        elif ends_noisy:
-            # the lowest level is the end itself: spread the steps above it, so that none does nothing
-            times = np.linspace(times[0] or train_steps - 1, 0, len(levels) + 1)
-            levels = sigma_at(times, known)
-        if ends_noisy:
-            return times[:-1], levels
-        return times, np.append(levels, end)
+        # a step from the lowest level to itself would do nothing, so that one goes on to 0
+        noisy = config.get("final_sigmas_type") == "sigma_min" and levels[-1] > known[0] * (1 + 1e-6)
+        return times, np.append(levels, known[0] if noisy else 0.0)
 
     def _noise_levels(self, timesteps: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         index = self._begin_index if self._step_index is None else self._step_index

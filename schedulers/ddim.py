@@ -6,7 +6,8 @@ import torch
 from diffusion_core.randomness import Generators
 
 from .base import Device, SchedulerOutput, Timestep, VPScheduler
-from .predictions import predict_noise
+from .predictions import noise_in, predict_noise
+from .rounding import mixed, root
 from .sigmas import Numbers, choice
 
 
@@ -86,20 +87,17 @@ class DDIMScheduler(VPScheduler):
         if generator is not None and variance_noise is not None:
             raise ValueError("give generator or variance_noise, not both")
         kept, kept_next = self._single(timestep)
-        alpha, sigma = float(np.sqrt(kept)), float(np.sqrt(1 - kept))
+        alpha, sigma = float(root(kept)), float(root(1 - kept))
         original = self._predict_original(model_output, sample, alpha, sigma)
-        kind = self.config["prediction_type"]
-        if use_clipped_model_output or kind == "sample":
-            noise = predict_noise(original if use_clipped_model_output else model_output, sample, alpha, sigma)
-        elif kind == "epsilon":
-            noise = model_output
+        if use_clipped_model_output:
+            noise = predict_noise(original, sample, alpha, sigma)
         else:
-            noise = torch.add(sigma * sample, model_output, alpha=alpha)
-        fresh_share = np.float32(eta) * np.sqrt(max((1 - kept_next) / (1 - kept) * (1 - kept / kept_next), kept * 0))
-        stays = float(np.sqrt(max(1 - kept_next - fresh_share * fresh_share, kept * 0)))
-        previous = torch.add(float(np.sqrt(kept_next)) * original, noise, alpha=stays)
+            noise = noise_in(self.config["prediction_type"], model_output, sample, alpha, sigma)
+        fresh_share = np.float32(eta) * root(max((1 - kept_next) / (1 - kept) * (1 - kept / kept_next), kept * 0))
+        stays = root(max(1 - kept_next - fresh_share * fresh_share, kept * 0))
+        previous = mixed((original, root(kept_next)), (noise, stays))
         if eta > 0:
             fresh = self._randn(model_output, generator) if variance_noise is None else variance_noise
-            previous = previous.add_(fresh, alpha=float(fresh_share))
+            previous = previous.add_(fresh * float(fresh_share))
         self._step_done()
         return self._result(return_dict, previous, original)

@@ -9,6 +9,7 @@ import torch
 from diffusion_core.randomness import Generators
 
 from .base import Device, SchedulerOutput, Timestep, VPScheduler
+from .rounding import mixed, root
 from .sigmas import Numbers, choice
 
 VARIANCE_TYPES = ("fixed_small", "fixed_small_log", "fixed_large", "fixed_large_log", "learned", "learned_range")
@@ -84,13 +85,13 @@ class DDPMScheduler(VPScheduler):
         learned: torch.Tensor | None = None
         if self.variance_type.startswith("learned") and model_output.shape[1] == 2 * sample.shape[1]:
             model_output, learned = torch.tensor_split(model_output, 2, dim=1)
-        alpha, sigma = float(np.sqrt(kept)), float(np.sqrt(1 - kept))
+        alpha, sigma = float(root(kept)), float(root(1 - kept))
         original = self._predict_original(model_output, sample, alpha, sigma)
         # one step from the next level to this one multiplies by sqrt(ratio) and adds `beta`
         ratio = kept / kept_next
         beta = 1 - ratio
-        previous = float(np.sqrt(kept_next) * beta / (1 - kept)) * original
-        previous = previous.add_(sample, alpha=float(np.sqrt(ratio) * (1 - kept_next) / (1 - kept)))
+        data_share = root(kept_next) * beta / (1 - kept)
+        previous = mixed((original, data_share), (sample, root(ratio) * (1 - kept_next) / (1 - kept)))
         if kept != self._kept[0]:
             noise = self._randn(model_output, generator)
             previous = previous.add_(noise.mul_(self._deviation(kept, kept_next, learned)))
@@ -104,7 +105,7 @@ class DDPMScheduler(VPScheduler):
         large = float(1 - kept / kept_next)
         small = max(float((1 - kept_next) / (1 - kept) * (1 - kept / kept_next)), 1e-20)
         if learned is None:
-            return math.sqrt(large if self.variance_type.startswith("fixed_large") else small)
+            return float(root(large if self.variance_type.startswith("fixed_large") else small))
         if self.variance_type == "learned":
             return learned.sqrt()
         share = (learned + 1) / 2

@@ -1,8 +1,7 @@
 """DEIS: exponential integrators with polynomial extrapolation, as a multistep method."""
 
-import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -10,6 +9,20 @@ import torch
 from .base import SchedulerOutput, Timestep
 from .sigmas import Array, choice
 from .solvers import SolverScheduler, Update, first_order
+
+
+class Quadrature(NamedTuple):
+    """A step ``x' = alpha' (x / alpha + sum_j m_j C_j)``, the newest prediction first."""
+
+    alpha: float
+    alpha_next: float
+    weights: tuple[float, ...]
+
+    def __call__(self, sample: torch.Tensor, outputs: Sequence[torch.Tensor]) -> torch.Tensor:
+        total = sample / self.alpha
+        for output, weight in zip(outputs, self.weights, strict=False):
+            total = total.add_(output * weight)
+        return total.mul_(self.alpha_next)
 
 
 class DEISMultistepScheduler(SolverScheduler):
@@ -28,6 +41,7 @@ class DEISMultistepScheduler(SolverScheduler):
     """
 
     _final_sigmas_type = "sigma_min"
+    _noise_by_data = True
 
     def __init__(
         self,
@@ -69,7 +83,7 @@ class DEISMultistepScheduler(SolverScheduler):
     def _plan(self) -> None:
         last = len(self._times) - 1
         few = bool(self.config["lower_order_final"]) and last < 14
-        self._steps: list[list[Update]] = []
+        self._steps: list[list[Update | Quadrature]] = []
         for index in range(last + 1):
             most = int(self.config["solver_order"])
             if index == last and (few or self._points[index + 1].sigma == 0):
@@ -78,16 +92,14 @@ class DEISMultistepScheduler(SolverScheduler):
                 most = min(most, 2)
             self._steps.append([self._update(index, order) for order in range(1, min(most, index + 1) + 1)])
 
-    def _update(self, index: int, order: int) -> Update:
+    def _update(self, index: int, order: int) -> "Update | Quadrature":
         """The step from `index` on, of one order."""
         start, end = self._points[index], self._points[index + 1]
         if order == 1:
             return first_order(start, end, data=False)
-        # in y = log(rho / rho_start) the newest prediction stands at 0, and d rho = rho_start e^y dy
-        nodes = [start.log_snr - self._points[index - k].log_snr for k in range(order)]
-        rho = start.sigma / start.alpha
-        weights = lagrange_integrals(nodes, start.log_snr - end.log_snr)
-        return Update(end.alpha / start.alpha, tuple(end.alpha * rho * weight for weight in weights))
+        rhos = [point.sigma / point.alpha for point in self._points[index - order + 1 : index + 2]][::-1]
+        weights = lagrange_integrals(rhos[1], rhos[0], rhos[1:])
+        return Quadrature(float(start.alpha), float(end.alpha), tuple(weights))
 
     def step(
         self, model_output: torch.Tensor, timestep: Timestep, sample: torch.Tensor, return_dict: bool = True
@@ -108,14 +120,21 @@ class DEISMultistepScheduler(SolverScheduler):
         return SchedulerOutput(moved) if return_dict else (moved,)
 
 
-def lagrange_integrals(nodes: Sequence[float], end: float) -> list[float]:
-    """For each node, the integral of ``e^y`` times its Lagrange polynomial, for y from 0 to `end`."""
-    moments = [math.expm1(end)]
-    for power in range(1, len(nodes)):
-        moments.append(end**power * math.exp(end) - power * moments[-1])
+def lagrange_integrals(start: np.float32, end: np.float32, nodes: Sequence[np.float32]) -> list[float]:
+    """For each node, the integral over rho from `start` to `end` of its Lagrange polynomial in log rho."""
     integrals: list[float] = []
-    for node in nodes:
-        others = [other for other in nodes if other != node]
-        coefficients = np.poly(others)[::-1] / math.prod(node - other for other in others)
-        integrals.append(float(np.dot(coefficients, moments)))
+    for place, node in enumerate(nodes):
+        others = [*nodes[place + 1 :], *nodes[:place]]
+        integrals.append(float(_antiderivative(end, node, others) - _antiderivative(start, node, others)))
     return integrals
+
+
+def _antiderivative(rho: np.float32, node: np.float32, others: Sequence[np.float32]) -> np.float32:
+    """The antiderivative at `rho` of the polynomial in log rho that is 1 at `node` and 0 at the one or two `others`."""
+    here, top = np.log(rho), np.log(node)
+    roots = [np.log(other) for other in others]
+    if len(roots) == 1:
+        return rho * (-roots[0] + here - 1) / (top - roots[0])
+    c, d = roots
+    total = rho * (c * (d - here + 1) - d * here + d + here**2 - 2 * here + 2)
+    return total / ((top - c) * (top - d))

@@ -10,7 +10,7 @@ from diffusion_core.randomness import Generators
 
 from .base import SchedulerOutput, Timestep
 from .sigmas import Array
-from .solvers import Integral, SolverScheduler, Update, first_order, shares_of_differences
+from .solvers import Integral, SolverScheduler, Update, differences, first_order
 
 ALGORITHMS = ("dpmsolver", "dpmsolver++", "sde-dpmsolver", "sde-dpmsolver++")
 
@@ -77,7 +77,7 @@ class DPMSolverMultistepScheduler(SolverScheduler):
     def _plan(self) -> None:
         config, last = self.config, len(self._times) - 1
         few = bool(config["lower_order_final"]) and last < 14
-        self._steps: list[list[Update]] = []
+        self._steps: list[list[tuple[Update, list[float]]]] = []
         for index in range(last + 1):
             most = int(config["solver_order"])
             if index == last and (config["euler_at_final"] or few or self._points[index + 1].sigma == 0):
@@ -91,17 +91,20 @@ class DPMSolverMultistepScheduler(SolverScheduler):
         steep = self.config["beta_schedule"] == "squaredcos_cap_v2"
         return super()._whole(times, "exponential" if steep else spacing)
 
-    def _update(self, index: int, order: int) -> Update:
-        """The step from `index` on, of one order."""
+    def _update(self, index: int, order: int) -> tuple[Update, list[float]]:
+        """The step from `index` on, of one order, for the differences that belong to its ratios."""
         start, end = self._points[index], self._points[index + 1]
         options = {"data": self._wants_data, "stochastic": self._stochastic}
         if order == 1:
-            return first_order(start, end, **options)
+            return first_order(start, end, **options), []
         integral = Integral.between(start, end, **options)
         places = [point.log_snr for point in self._points[index - order + 1 : index + 2]]
         h = places[-1] - places[-2]
-        ratios = [(places[-2 - k] - places[-3 - k]) / h for k in range(order - 1)]
-        return integral.update(*shares_of_differences(integral, ratios, self.config["solver_type"]))
+        ratios = [float((places[-2 - k] - places[-3 - k]) / h) for k in range(order - 1)]
+        if order == 3:
+            return integral.update(integral.whole, integral.first, integral.second), ratios
+        rule = integral.first if self.config["solver_type"] == "heun" else integral.midpoint
+        return integral.update(integral.whole, rule), ratios
 
     def step(
         self,
@@ -125,10 +128,10 @@ class DPMSolverMultistepScheduler(SolverScheduler):
         index, prediction, moving = self._start(model_output, timestep, sample)
         outputs = self._remember(prediction, self.config["solver_order"])
         updates = self._steps[index]
-        update = updates[min(len(outputs), len(updates)) - 1]
+        update, ratios = updates[min(len(outputs), len(updates)) - 1]
         noise = None
         if self._stochastic:
             noise = self._noise_for(moving, generator, variance_noise)
-        moved = update(moving, outputs, noise).to(model_output.dtype)
+        moved = update(moving, differences(outputs, ratios), noise).to(model_output.dtype)
         self._step_index = index + 1
         return SchedulerOutput(moved) if return_dict else (moved,)

@@ -71,32 +71,29 @@ class DPMSolverSinglestepScheduler(SolverScheduler):
         self.order_list = self.get_order_list(len(self._times))
         if self._points[-1].sigma == 0:
             self.order_list[-1] = 1
-        self._steps: list[list[Update]] = [
+        self._steps: list[list[tuple[Update, list[float]]]] = [
             [self._update(index, order) for order in range(1, highest + 1)]
             for index, highest in enumerate(self.order_list)
         ]
 
-    def _update(self, index: int, order: int) -> Update:
-        """The way from the start of a group to the end of step `index`, which is the group's step number `order`."""
+    def _update(self, index: int, order: int) -> tuple[Update, list[float]]:
+        """The way from the start of a group to the end of step `index`, which is the group's step number `order`.
+
+        It is for the differences between the places of the group's predictions, in units of the way, the newest first.
+        """
         start, end = self._points[index - order + 1], self._points[index + 1]
         options = {"data": self._wants_data, "stochastic": self._stochastic}
         if order == 1:
-            return first_order(start, end, **options)
+            return first_order(start, end, **options), []
         integral = Integral.between(start, end, **options)
-        whole, heun = math.expm1(integral.u), self.config["solver_type"] == "heun"
+        heun = self.config["solver_type"] == "heun"
         h = end.log_snr - start.log_snr
-        near = (self._points[index].log_snr - start.log_snr) / h
+        places = [float((self._points[index - k].log_snr - start.log_snr) / h) for k in range(order - 1)]
         if order == 2:
-            weight = integral.first if heun else integral.midpoint
-            return integral.update((whole, (0, 1)), (weight, (1 / near, -1 / near)))
-        far = (self._points[index - 1].log_snr - start.log_snr) / h
+            return integral.update(integral.whole, integral.first if heun else integral.midpoint), places
         if not heun:
-            return integral.update((whole, (0, 0, 1)), (integral.first, (1 / near, 0, -1 / near)))
-        # the parabola through the group's three predictions, developed at its start
-        spread = near - far
-        slope = (-far / near / spread, near / far / spread, far / near / spread - near / far / spread)
-        bend = (2 / near / spread, -2 / far / spread, 2 / far / spread - 2 / near / spread)
-        return integral.update((whole, (0, 0, 1)), (integral.first, slope), (integral.second, bend))
+            return integral.update(integral.whole, integral.first), places[:1]
+        return integral.update(integral.whole, integral.first, integral.second), places
 
     def _forget(self) -> None:
         super()._forget()
@@ -125,6 +122,23 @@ class DPMSolverSinglestepScheduler(SolverScheduler):
             self._history, self._group_start = [], moving
         outputs = self._remember(prediction, order)
         noise = self._randn(model_output, generator).to(moving) if self._stochastic else None
-        moved = self._steps[index][order - 1](self._group_start, outputs, noise).to(model_output.dtype)
+        update, places = self._steps[index][order - 1]
+        moved = update(self._group_start, _at_the_start(outputs, places), noise).to(model_output.dtype)
         self._step_index = index + 1
         return SchedulerOutput(moved) if return_dict else (moved,)
+
+
+def _at_the_start(outputs: Sequence[torch.Tensor], places: Sequence[float]) -> list[torch.Tensor]:
+    """D0, D1, D2 at the start of a group, of the line or parabola through its predictions.
+
+    Args:
+        outputs: the group's predictions, the newest first.
+        places: where the newest stand, none to two, the start being 0.
+    """
+    oldest = outputs[-1]
+    slopes = [(output - oldest).mul_(1 / place) for output, place in zip(outputs, places, strict=False)]
+    if len(slopes) < 2:
+        return [oldest, *slopes]
+    (near, far), span = places, places[0] - places[1]
+    slope = (slopes[1] * near).sub_(slopes[0] * far).div_(span)
+    return [oldest, slope, (slopes[0] - slopes[1]).mul_(2).div_(span)]

@@ -8,6 +8,7 @@ import torch
 from diffusion_core.randomness import Generators
 
 from .base import Device, SchedulerOutput, Timestep, VEScheduler, full_precision
+from .rounding import mixed, root
 from .sigmas import Numbers, choice, exponential_sigmas, sigma_mode
 
 
@@ -25,7 +26,8 @@ class EulerDiscreteScheduler(VEScheduler):
         timestep_spacing, steps_offset: how the steps are spread; see `spaced_timesteps`.
         timestep_type: "discrete", or "continuous": v-prediction models are then told ``log(sigma) / 4``.
         rescale_betas_zero_snr: let the last level be nearly pure noise (arXiv 2305.08891).
-        final_sigmas_type: "zero", or "sigma_min": end at the noise of the first training step.
+        final_sigmas_type: "zero", or "sigma_min": end at the noise of the first training step, where that is below that
+            of the last step.
     """
 
     def __init__(
@@ -100,9 +102,11 @@ class EulerDiscreteScheduler(VEScheduler):
         sample = full_precision(sample)
         raised = sigma
         if s_churn > 0 and s_tmin <= sigma <= s_tmax:
-            raised = sigma * (1 + min(s_churn / (len(self._sigmas) - 1), math.sqrt(2) - 1))
-            noise = self._randn(model_output, generator)
-            sample = torch.add(sample, noise, alpha=s_noise * math.sqrt(raised**2 - sigma**2))
+            level = np.float32(sigma)
+            higher = level * np.float32(1 + min(s_churn / (len(self._sigmas) - 1), math.sqrt(2) - 1))
+            noise = self._randn(model_output, generator) * s_noise
+            sample = mixed((noise, root(higher**2 - level**2)), (sample, 1))
+            raised = float(higher)
         original, slope = self._solve(model_output, sample, sigma, raised)
         previous = self._moved(sample, slope, raised, sigma_next).to(model_output.dtype)
         self._step_index = index + 1

@@ -8,7 +8,16 @@ import numpy as np
 import torch
 
 from .base import Scheduler, tensor_of, to_list
-from .sigmas import Array, Numbers, check_sigmas, check_steps, check_timesteps, flow_timesteps, shifted
+from .sigmas import (
+    Array,
+    Numbers,
+    check_sigmas,
+    check_steps,
+    check_timesteps,
+    check_train_steps,
+    flow_timesteps,
+    shifted,
+)
 
 
 class FlowMatchScheduler(Scheduler):
@@ -25,7 +34,7 @@ class FlowMatchScheduler(Scheduler):
 
     def _take_training_schedule(self, *, shift_it: bool = True) -> None:
         """Make every training timestep the schedule."""
-        count = int(self.config["num_train_timesteps"])
+        count = check_train_steps(self.config["num_train_timesteps"])
         self._shift = float(self.config["shift"])
         levels = np.linspace(count, 1, count) / count
         if shift_it:

@@ -58,7 +58,7 @@ class KDPM2DiscreteScheduler(TwoStageScheduler):
 
     def _second_levels(self, levels: Array) -> Array:
         """The sigma that each step but the last looks ahead to."""
-        return between(levels[:-2], levels[1:-1])
+        return between(levels[1:-1], levels[:-2])
 
     def step(
         self, model_output: torch.Tensor, timestep: Timestep, sample: torch.Tensor, return_dict: bool = True

@@ -1,10 +1,10 @@
 """Sampling of latent consistency models."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 
 from diffusion_core.outputs import BaseOutput
@@ -12,6 +12,7 @@ from diffusion_core.randomness import Generators
 
 from .base import Timestep
 from .consistency import ConsistencyScheduler
+from .rounding import mixed, root
 
 # The standard deviation of the data that the boundary condition assumes (2310.04378, section 4.1).
 SIGMA_DATA = 0.5
@@ -71,9 +72,9 @@ class LCMScheduler(ConsistencyScheduler):
 
     def get_scalings_for_boundary_condition_discrete(self, timestep: float) -> tuple[float, float]:
         """``(c_skip, c_out)`` at a timestep, which are (1, 0) at 0 (2310.04378, section 4.1)."""
-        scaled = timestep * float(self.config["timestep_scaling"])
-        total = scaled**2 + SIGMA_DATA**2
-        return SIGMA_DATA**2 / total, scaled / math.sqrt(total)
+        scaled = np.float32(timestep * float(self.config["timestep_scaling"]))
+        total = scaled**2 + np.float32(SIGMA_DATA**2)
+        return float(np.float32(SIGMA_DATA**2) / total), float(scaled / root(total))
 
     def step(
         self,
@@ -93,13 +94,13 @@ class LCMScheduler(ConsistencyScheduler):
             return_dict: return an `LCMSchedulerOutput`, or else a tuple.
         """
         index, time, following = self._begin_step(timestep)
-        kept = self._kept[time]
-        original = self._predict_original(model_output, sample, math.sqrt(kept), math.sqrt(1 - kept))
+        kept = np.float32(self._kept[time])
+        original = self._predict_original(model_output, sample, float(root(kept)), float(root(1 - kept)))
         skip, out = self.get_scalings_for_boundary_condition_discrete(time)
-        moved = denoised = torch.add(original * out, sample, alpha=skip)
+        moved = denoised = mixed((original, out), (sample, skip))
         if following is not None:
-            left = self._kept[following]
+            left = np.float32(self._kept[following])
             fresh = self._randn(model_output, generator)
-            moved = torch.add(denoised * math.sqrt(left), fresh, alpha=math.sqrt(1 - left))
+            moved = mixed((denoised, root(left)), (fresh, root(1 - left)))
         self._step_index = index + 1
         return LCMSchedulerOutput(moved, denoised) if return_dict else (moved, denoised)

@@ -1,10 +1,14 @@
-"""What a model's output says of the clean sample and of the noise, and how the clean sample is kept in range."""
+"""What a model's output says of the clean sample and of the noise, and how the clean sample is kept in range.
+
+Products and sums are rounded one by one, as `rounding` says why.
+"""
 
 import math
 
 import numpy as np
 import torch
 
+from .rounding import mixed
 from .sigmas import choice
 
 
@@ -26,15 +30,15 @@ def predict_original(kind: str, output: torch.Tensor, sample: torch.Tensor, alph
     if kind == "sample":
         return output
     if kind == "flow_prediction":
-        return torch.sub(sample, output, alpha=sigma)
+        return (output * -sigma).add_(sample)
     if kind == "v_prediction":
-        return torch.sub(alpha * sample, output, alpha=sigma)
+        return (output * -sigma).add_(sample * alpha)
     if alpha == 0:
         raise ValueError(
             "prediction_type='epsilon' cannot start from pure noise (rescale_betas_zero_snr=True): "
             "use a model of 'v_prediction' or 'sample'"
         )
-    return torch.sub(sample, output, alpha=sigma).div_(alpha)
+    return (output * -sigma).add_(sample).div_(alpha)
 
 
 def predict_original_ve(
@@ -42,9 +46,7 @@ def predict_original_ve(
 ) -> torch.Tensor:
     """The same for ``sample = x_0 + sigma eps``, where the model saw the sample divided by ``scale``, to unit variance.
 
-    Sigmas reach 20,000, where a float32 sample is exact to 0.002 at best, and a run magnifies the rounding of every
-    operation. So that runs can be compared with those of other libraries, products and sums are rounded one by one, in
-    float32, and not fused.
+    Sigmas reach 20,000, where a float32 sample is exact to 0.002 at best.
     """
     if kind == "v_prediction":
         single = np.float32(sigma)
@@ -55,9 +57,18 @@ def predict_original_ve(
     return predict_original(kind, output, sample, 1.0, sigma)
 
 
+def noise_in(kind: str, output: torch.Tensor, sample: torch.Tensor, alpha: float, sigma: float) -> torch.Tensor:
+    """The noise that a model's output implies; the arguments are those of `predict_original`."""
+    if kind == "epsilon":
+        return output
+    if kind == "sample":
+        return predict_noise(output, sample, alpha, sigma)
+    return mixed((output, alpha), (sample, sigma if kind == "v_prediction" else 1))
+
+
 def predict_noise(original: torch.Tensor, sample: torch.Tensor, alpha: float, sigma: float) -> torch.Tensor:
     """The noise that a predicted clean sample implies, for ``sample = alpha x_0 + sigma eps``."""
-    return torch.sub(sample, original, alpha=alpha).div_(sigma)
+    return (original * -alpha).add_(sample).div_(sigma)
 
 
 def ancestral_split(sigma: float, sigma_next: float) -> tuple[float, float]:

@@ -19,6 +19,7 @@ Numbers = Sequence[float] | torch.Tensor | npt.NDArray[Any]
 
 BETA_SCHEDULES = ("linear", "scaled_linear", "squaredcos_cap_v2", "sigmoid")
 SPACINGS = ("linspace", "leading", "trailing")
+MOST_TRAIN_STEPS = 1_000_000
 SIGMA_MODES = ("karras", "exponential", "beta")
 
 
@@ -43,8 +44,7 @@ def make_betas(
         trained: betas to take as they are, in place of a schedule.
         zero_snr: rescale, so that the last step is pure noise (arXiv 2305.08891, algorithm 1).
     """
-    if isinstance(count, bool) or count < 1:
-        raise ValueError(f"num_train_timesteps={count!r} must be a positive integer")
+    check_train_steps(count)
     if trained is not None:
         betas = torch.as_tensor(trained, dtype=torch.float32).clone()
     elif choice("beta_schedule", schedule, BETA_SCHEDULES) == "linear":
@@ -61,6 +61,14 @@ def make_betas(
             f"trained_betas has shape {tuple(betas.shape)}, expected ({count},) as num_train_timesteps says"
         )
     return rescale_zero_snr(betas) if zero_snr else betas
+
+
+def check_train_steps(count: Any) -> int:
+    """`num_train_timesteps`, if it is a number of steps that a table can be made of."""
+    whole = isinstance(count, int) and not isinstance(count, bool)
+    if not whole or not 1 <= count <= MOST_TRAIN_STEPS:
+        raise ValueError(f"num_train_timesteps={count!r} must be an integer from 1 to {MOST_TRAIN_STEPS}")
+    return count
 
 
 def rescale_zero_snr(betas: torch.Tensor) -> torch.Tensor:
@@ -84,14 +92,14 @@ def sigma_at(timesteps: Array | float, sigmas: Array) -> Array:
 def timestep_at(sigma: Array | float, sigmas: Array) -> Array:
     """The timestep of a sigma, linear in ``log sigma`` between training steps; the inverse of the schedule.
 
-    The logarithms of training's sigmas are float32, those of `sigma` as exact as it is given: so timesteps equal the
+    The logarithms of training's sigmas are float32, the rest is in the precision of `sigma`: so timesteps equal the
     reference's to the last digit.
     """
     logs, here = np.log(np.maximum(sigmas.astype(np.float32), 1e-10)), np.log(np.maximum(sigma, 1e-10))
     below = np.clip(np.searchsorted(logs, here, side="right") - 1, 0, max(len(logs) - 2, 0))
     above = np.minimum(below + 1, len(logs) - 1)
     share = np.clip((logs[below] - here) / np.minimum(logs[below] - logs[above], -1e-30), 0, 1)
-    return np.asarray((1 - share) * below + share * above, dtype=np.float64)
+    return np.asarray((1 - share) * below.astype(share.dtype) + share * above.astype(share.dtype), dtype=np.float64)
 
 
 def check_steps(num_inference_steps: Any, train_steps: int | None = None) -> int:

@@ -4,7 +4,7 @@ A sample at noise level i is ``x_i = alpha_i x_0 + sigma_i eps``; ``lambda_i = l
 signal-to-noise ratio. DPM-Solver (arXiv 2206.00927), DPM-Solver++ (2211.01095), DEIS (2204.13902) and UniPC
 (2302.04867) all solve the linear part of the ODE exactly, and the network's part with a polynomial in lambda. A step
 is therefore a weighted sum of the sample and of the last predictions, whose weights depend on the noise levels alone:
-they are worked out once, as Python floats, before sampling begins.
+they are worked out once, on the host, before sampling begins.
 """
 
 import math
@@ -23,7 +23,8 @@ from .base import (
     full_precision,
     to_list,
 )
-from .predictions import predict_noise, predict_original, threshold_sample
+from .predictions import noise_in, predict_noise, predict_original, threshold_sample
+from .rounding import exp, log, mixed, root
 from .sigmas import (
     SPACINGS,
     Array,
@@ -47,26 +48,24 @@ LEAST_ALPHA = 1e-6
 
 
 class Point(NamedTuple):
-    """A noise level: the scales of signal and noise."""
+    """A noise level: the scales of signal and noise, float32, and lambda, ``inf`` where there is no noise."""
 
-    alpha: float
-    sigma: float
-
-    @property
-    def log_snr(self) -> float:
-        """lambda, ``inf`` where there is no noise."""
-        return math.log(self.alpha / self.sigma) if self.sigma > 0 else math.inf
+    alpha: np.float32
+    sigma: np.float32
+    log_snr: np.float32
 
     @classmethod
     def variance_preserving(cls, sigma: float) -> "Point":
         """From the ratio noise / signal, with ``alpha**2 + sigma**2 = 1``."""
-        alpha = 1 / math.sqrt(1 + sigma * sigma)
-        return cls(alpha, sigma * alpha)
+        ratio = np.float32(sigma)
+        alpha = 1 / root(ratio * ratio + 1)
+        return cls(alpha, ratio * alpha, log(alpha) - log(ratio * alpha))
 
     @classmethod
     def straight(cls, sigma: float) -> "Point":
         """From the place on the straight path of flow matching, with ``alpha + sigma = 1``."""
-        return cls(max(1 - sigma, LEAST_ALPHA), sigma)
+        alpha = np.float32(max(1 - np.float32(sigma), LEAST_ALPHA))
+        return cls(alpha, np.float32(sigma), log(alpha) - log(sigma))
 
 
 class Update(NamedTuple):
@@ -80,10 +79,8 @@ class Update(NamedTuple):
         self, sample: torch.Tensor, outputs: Sequence[torch.Tensor], noise: torch.Tensor | None = None
     ) -> torch.Tensor:
         """The next sample, from `outputs` listed from the newest to the oldest, of which as many are used as count."""
-        moved = sample * self.sample
-        for weight, output in zip(self.outputs, outputs, strict=False):
-            moved = torch.add(moved, output, alpha=weight)
-        return moved if noise is None or self.noise == 0 else torch.add(moved, noise, alpha=self.noise)
+        terms = [(sample, self.sample), *zip(outputs, self.outputs, strict=False)]
+        return mixed(*terms, *([] if noise is None or self.noise == 0 else [(noise, self.noise)]))
 
 
 class Integral(NamedTuple):
@@ -98,50 +95,48 @@ class Integral(NamedTuple):
     integrals with twice the weight of the network's part.
     """
 
-    carry: float
-    scale: float
-    u: float
-    noise: float
+    carry: np.float32
+    scale: np.float32
+    u: np.float32
+    noise: np.float32
+    whole: np.float32
 
     @classmethod
     def between(cls, start: Point, end: Point, *, data: bool, stochastic: bool = False) -> "Integral":
         """The integral from `start` to a point `end` that still has noise in it."""
         h = end.log_snr - start.log_snr
+        u, none = (-h if data else h), np.float32(0)
         if data:
-            carry = end.sigma / start.sigma * (math.exp(-h) if stochastic else 1.0)
-            noise = end.sigma * math.sqrt(-math.expm1(-2 * h)) if stochastic else 0.0
-            return cls(carry, end.alpha, -2 * h if stochastic else -h, noise)
-        noise = end.sigma * math.sqrt(math.expm1(2 * h)) if stochastic else 0.0
-        return cls(end.alpha / start.alpha, end.sigma * (2 if stochastic else 1), h, noise)
+            carry, scale = end.sigma / start.sigma, end.alpha
+        else:
+            carry, scale = end.alpha / start.alpha, end.sigma
+        if not stochastic:
+            return cls(carry, scale, u, none, exp(u) - 1)
+        spread = end.sigma * root(abs(exp(2 * u) - 1))
+        if data:
+            return cls(carry * exp(u), scale, 2 * u, spread, exp(2 * u) - 1)
+        return cls(carry, 2 * scale, u, spread, exp(u) - 1)
 
     @property
-    def first(self) -> float:
+    def first(self) -> np.float32:
         """The weight of a first difference, integrated exactly (``heun``)."""
-        return math.expm1(self.u) / self.u - 1
+        return self.whole / self.u - 1
 
     @property
-    def midpoint(self) -> float:
+    def midpoint(self) -> np.float32:
         """The weight of a first difference, by the midpoint rule."""
-        return math.expm1(self.u) / 2
+        return self.whole / 2
 
     @property
-    def second(self) -> float:
+    def second(self) -> np.float32:
         """The weight of a second difference."""
         if abs(self.u) < 1e-4:
             return self.u / 6  # the series: the closed form cancels to nothing
-        return (math.expm1(self.u) - self.u) / self.u**2 - 0.5
+        return (self.whole - self.u) / self.u**2 - np.float32(0.5)
 
-    def update(self, *terms: tuple[float, Sequence[float]]) -> Update:
-        """The step that adds `terms`, pairs of a weight and of the predictions' shares in the difference it goes with.
-
-        D0 is written as any other, so that the order of the predictions is the caller's.
-        """
-        count = max(len(shares) for _, shares in terms)
-        sums = [0.0] * count
-        for weight, shares in terms:
-            for place, share in enumerate(shares):
-                sums[place] -= self.scale * weight * share
-        return Update(self.carry, tuple(sums), self.noise)
+    def update(self, *weights: np.float32) -> Update:
+        """The step with these weights for D0, D1, ..."""
+        return Update(float(self.carry), tuple(-float(self.scale * weight) for weight in weights), float(self.noise))
 
 
 def first_order(start: Point, end: Point, *, data: bool, stochastic: bool = False) -> Update:
@@ -151,32 +146,27 @@ def first_order(start: Point, end: Point, *, data: bool, stochastic: bool = Fals
     """
     if end.sigma == 0:
         if data:
-            return Update(0.0, (end.alpha,))
-        return Update(end.alpha / start.alpha, (-end.alpha * start.sigma / start.alpha,))
+            return Update(0.0, (float(end.alpha),))
+        return Update(float(end.alpha / start.alpha), (float(-end.alpha * start.sigma / start.alpha),))
     integral = Integral.between(start, end, data=data, stochastic=stochastic)
-    return integral.update((math.expm1(integral.u), (1.0,)))
+    return integral.update(integral.whole)
 
 
-def shares_of_differences(
-    integral: Integral, ratios: Sequence[float], solver_type: str
-) -> list[tuple[float, Sequence[float]]]:
-    """The terms of a multistep update of order 2 or 3 (DPM-Solver++, algorithm 2 and appendix D).
+def differences(outputs: Sequence[torch.Tensor], ratios: Sequence[float]) -> list[torch.Tensor]:
+    """D0, D1, D2 of a multistep method (DPM-Solver++, algorithm 2 and appendix D), as many as there are ratios and one.
 
     Args:
-        integral: the exact part of the step.
-        ratios: the lengths of the one or two steps before in units of this one, the newest first.
-        solver_type: "midpoint" or "heun", for order 2.
+        outputs: predictions, the newest first.
+        ratios: the lengths of the steps before, none to two, in units of this one, the newest first.
     """
-    whole = (math.expm1(integral.u), (1.0,))
-    near = ratios[0]
+    newest = outputs[0]
+    if not ratios:
+        return [newest]
+    steep = (newest - outputs[1]).mul_(1 / ratios[0])
     if len(ratios) == 1:
-        weight = integral.first if solver_type == "heun" else integral.midpoint
-        return [whole, (weight, (1 / near, -1 / near))]
-    far = ratios[1]
-    steep, flat = (1 / near, -1 / near, 0.0), (0.0, 1 / far, -1 / far)
-    bend = [(a - b) / (near + far) for a, b in zip(steep, flat, strict=True)]
-    slope = [a + near * c for a, c in zip(steep, bend, strict=True)]
-    return [whole, (integral.first, slope), (integral.second, bend)]
+        return [newest, steep]
+    bend, span = steep - (outputs[1] - outputs[2]).mul_(1 / ratios[1]), ratios[0] + ratios[1]
+    return [newest, (bend * (ratios[0] / span)).add_(steep), bend * (1 / span)]
 
 
 class SolverScheduler(VPScheduler):
@@ -194,6 +184,8 @@ class SolverScheduler(VPScheduler):
     _orders: Sequence[int] = (1, 2, 3)
     # Where sampling ends, in a class whose config does not say.
     _final_sigmas_type = "zero"
+    # Whether noise is taken from the predicted data in any case. It loses a digit, and is what DEIS users have.
+    _noise_by_data = False
     _points: list[Point]
     _history: list[torch.Tensor]
 
@@ -375,12 +367,13 @@ class SolverScheduler(VPScheduler):
 
     def _predict(self, output: torch.Tensor, sample: torch.Tensor, index: int) -> torch.Tensor:
         """What the solver integrates, from what the network returned."""
-        config, (alpha, sigma), data = self.config, self._points[index], self._wants_data
+        config, point, data = self.config, self._points[index], self._wants_data
+        alpha, sigma = float(point.alpha), float(point.sigma)
         if self._option("variance_type") in ("learned", "learned_range") and output.shape[1] != sample.shape[1]:
             output = output[:, : sample.shape[1]]  # the rest is a variance, of which these solvers make no use
         kind, thresholding = config["prediction_type"], config["thresholding"]
-        if kind == "epsilon" and not data and not thresholding:
-            return output
+        if not data and not thresholding and not self._noise_by_data:
+            return noise_in(kind, output, sample, alpha, sigma)
         spread = self._sigmas[index] if kind == "flow_prediction" else sigma
         original = predict_original(kind, output, sample, alpha, spread)
         if thresholding:
@@ -403,7 +396,8 @@ class SolverScheduler(VPScheduler):
     def _noise_levels(self, timesteps: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The run's own levels where a timestep is one of its steps, else those of training."""
         points = [self._point_for_noise(time) for time in to_list(timesteps)]
-        return torch.tensor([point.alpha for point in points]), torch.tensor([point.sigma for point in points])
+        alphas, sigmas = ([float(point[at]) for point in points] for at in (0, 1))
+        return torch.tensor(alphas), torch.tensor(sigmas)
 
     def _point_for_noise(self, timestep: float) -> Point:
         if self.num_inference_steps is not None:

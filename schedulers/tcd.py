@@ -13,7 +13,8 @@ from diffusion_core.randomness import Generators
 
 from .base import Timestep
 from .consistency import ConsistencyScheduler
-from .predictions import predict_noise, predict_original
+from .predictions import noise_in, predict_original
+from .rounding import mixed, root
 from .sigmas import Array
 
 
@@ -94,22 +95,17 @@ class TCDScheduler(ConsistencyScheduler):
         if not 0 <= eta <= 1:
             raise ValueError(f"eta={eta!r} must be at least 0 and at most 1")
         index, time, following = self._begin_step(timestep)
-        kept = self._kept[time]
-        alpha, sigma = math.sqrt(kept), math.sqrt(1 - kept)
+        kept = np.float32(self._kept[time])
+        alpha, sigma = float(root(kept)), float(root(1 - kept))
         kind = self.config["prediction_type"]
         original = predict_original(kind, model_output, sample, alpha, sigma)
-        if kind == "epsilon":
-            noise = model_output
-        elif kind == "sample":
-            noise = predict_noise(model_output, sample, alpha, sigma)
-        else:
-            noise = torch.add(sample * sigma, model_output, alpha=alpha)
+        noise = noise_in(kind, model_output, sample, alpha, sigma)
         goal = 0 if following is None else following
         # a hair more, for 0.7 * 700 is a hair less than 490
-        between = self._kept[math.floor((1 - eta) * goal + 1e-6)]
-        moved = noised = torch.add(original * math.sqrt(between), noise, alpha=math.sqrt(1 - between))
+        between = np.float32(self._kept[math.floor((1 - eta) * goal + 1e-6)])
+        moved = noised = mixed((original, root(between)), (noise, root(1 - between)))
         if eta > 0 and following is not None:
-            ratio = self._kept[following] / between
-            moved = torch.add(noised * math.sqrt(ratio), self._randn(noised, generator), alpha=math.sqrt(1 - ratio))
+            ratio = np.float32(self._kept[following]) / between
+            moved = mixed((noised, root(ratio)), (self._randn(noised, generator), root(1 - ratio)))
         self._step_index = index + 1
         return TCDSchedulerOutput(moved, noised) if return_dict else (moved, noised)

@@ -10,10 +10,10 @@ from .base import Device, Timestep, VEScheduler
 from .sigmas import Array
 
 
-def between(high: Array, low: Array) -> npt.NDArray[np.float32]:
-    """The geometric means of two rows of sigmas, by way of float32 logarithms as in the reference."""
-    upper, lower = (torch.as_tensor(levels).float().log() for levels in (high, low))
-    return np.asarray(lower.lerp(upper, 0.5).exp().numpy())
+def between(start: Array, end: Array) -> npt.NDArray[np.float32]:
+    """The geometric means of two rows of sigmas, by way of float32 logarithms, whose order shows in the last digit."""
+    first, second = (torch.as_tensor(levels).float().log() for levels in (start, end))
+    return np.asarray(first.lerp(second, 0.5).exp().numpy())
 
 
 class TwoStageScheduler(VEScheduler):

@@ -2,14 +2,28 @@
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from .base import Device, Scheduler, SchedulerOutput, Timestep
+from .rounding import expm1, mixed
 from .sigmas import Array, Numbers, choice
 from .solvers import Integral, SolverScheduler, Update, first_order
+
+
+class Rule(NamedTuple):
+    """A step by the newest prediction, and by the others' differences to it, weighted and divided by their places."""
+
+    update: Update
+    weights: list[float]
+    places: list[float]
+
+    def __call__(self, sample: torch.Tensor, newest: torch.Tensor, others: Sequence[torch.Tensor]) -> torch.Tensor:
+        pairs = zip(others, self.places, self.weights, strict=True)
+        slopes = [((other - newest).div_(float(place)), weight) for other, place, weight in pairs]
+        return self.update(sample, [newest, mixed(*slopes)] if slopes else [newest])
 
 
 class UniPCMultistepScheduler(SolverScheduler):
@@ -100,8 +114,8 @@ class UniPCMultistepScheduler(SolverScheduler):
 
     def _plan(self) -> None:
         count, highest = len(self._times), int(self.config["solver_order"])
-        self._predictors: list[list[Update]] = []
-        self._correctors: list[list[Update]] = []
+        self._predictors: list[list[Rule]] = []
+        self._correctors: list[list[Rule]] = []
         for index in range(count):
             most = min(highest, index + 1)
             if self.config["lower_order_final"]:
@@ -111,40 +125,38 @@ class UniPCMultistepScheduler(SolverScheduler):
             # the last step has nothing after it that could correct it
             self._correctors.append([] if ends else [self._corrector(index, order) for order in range(1, most + 1)])
 
-    def _system(self, index: int, order: int) -> tuple[Integral, float, list[float], Array, Array]:
+    def _system(self, index: int, order: int) -> tuple[Integral, np.float32, list[float], Array, Array]:
         """The step's integral, B(h), where the predictions stand, and the equations for their weights (eq. 9).
 
         The places r_k are in units of the step, the newest earlier prediction first; the end of the step is 1.
         """
         integral = Integral.between(self._points[index], self._points[index + 1], data=self._wants_data)
+        integral = integral._replace(whole=expm1(integral.u))
         here = self._points[index].log_snr
         h = self._points[index + 1].log_snr - here
         places = [(self._points[index - k].log_snr - here) / h for k in range(1, order)]
-        scale = integral.u if self.config["solver_type"] == "bh1" else math.expm1(integral.u)
+        scale = integral.u if self.config["solver_type"] == "bh1" else integral.whole
         matrix = np.vander([*places, 1.0], order, increasing=True).T
-        # phi_{k+1}(u) u = (phi_k(u) - 1 / k!), the integrals of e^u times the powers
-        phi, right = math.expm1(integral.u) / integral.u, np.empty(order, dtype=np.float64)
+        # u phi_{k+1}(u) = phi_k(u) - 1 / k!, the integrals of e^u times the powers
+        part, right = integral.whole, np.empty(order, dtype=np.float64)
         for power in range(1, order + 1):
-            phi = _next_phi(phi, integral.u, power)
-            right[power - 1] = phi * integral.u * math.factorial(power) / scale
-        return integral, scale, places, matrix, right
+            part = _next_part(part, integral.u, power)
+            right[power - 1] = part * np.float32(math.factorial(power)) / scale
+        return integral, scale, [float(place) for place in places], matrix, right
 
-    def _predictor(self, index: int, order: int) -> Update:
+    def _predictor(self, index: int, order: int) -> "Rule":
         if order == 1:
-            return first_order(self._points[index], self._points[index + 1], data=self._wants_data)
+            return Rule(first_order(self._points[index], self._points[index + 1], data=self._wants_data), [], [])
         integral, scale, places, matrix, right = self._system(index, order)
         # the paper has 1/2 for order 2, for every B(h)
         weights = [0.5] if order == 2 else _solve(matrix[:-1, :-1], right[:-1])
-        shares = _shares(weights, places)
-        return integral.update((math.expm1(integral.u), (1.0,)), (scale, shares))
+        return Rule(integral.update(integral.whole, scale), weights, places)
 
-    def _corrector(self, index: int, order: int) -> Update:
-        """The weights that redo step `index`, with the prediction at its end in front of the earlier ones."""
+    def _corrector(self, index: int, order: int) -> "Rule":
+        """The weights that redo step `index`; the last one is for the prediction at its end."""
         integral, scale, places, matrix, right = self._system(index, order)
         weights = [0.5] if order == 1 else _solve(matrix, right)
-        newest = weights[-1]
-        base, *older = _shares(weights[:-1], places)
-        return integral.update((math.expm1(integral.u), (0.0, 1.0)), (scale, (newest, base - newest, *older)))
+        return Rule(integral.update(integral.whole, scale), weights, [*places, 1.0])
 
     # --- a step ------------------------------------------------------------------------------------------------
 
@@ -166,13 +178,14 @@ class UniPCMultistepScheduler(SolverScheduler):
         index, prediction, moving = self._start(model_output, timestep, sample)
         if self._last is not None and index - 1 not in self.disable_corrector:
             before, order, origin = self._last
-            moving = self._correctors[before][order - 1](origin, [prediction, *self._history])
+            newest, *older = self._history
+            moving = self._correctors[before][order - 1](origin, newest, [*older[: order - 1], prediction])
         outputs = self._remember(prediction, self.config["solver_order"])
         updates = self._predictors[index]
         order = min(len(outputs), len(updates))
         self._last = (index, order, moving)
         if self.solver_p is None:
-            moved = updates[order - 1](moving, outputs)
+            moved = updates[order - 1](moving, outputs[0], outputs[1:order])
         else:
             moved = self.solver_p.step(model_output, timestep, moving, return_dict=False)[0]  # type: ignore[attr-defined]
         moved = moved.to(model_output.dtype)
@@ -184,14 +197,8 @@ def _solve(matrix: Array, right: Array) -> list[float]:
     return [float(weight) for weight in np.linalg.solve(matrix, right)]
 
 
-def _shares(weights: Sequence[float], places: Sequence[float]) -> tuple[float, ...]:
-    """``sum_k weights_k (m_k - m_0) / places_k`` as the shares of m_0, m_1, ..."""
-    scaled = [weight / place for weight, place in zip(weights, places, strict=True)]
-    return (-sum(scaled), *scaled)
-
-
-def _next_phi(phi: float, u: float, power: int) -> float:
-    """``phi_{power + 1}(u)`` from ``phi_power(u)``; by its series where the difference would cancel."""
-    if abs(u) > 0.1:
-        return (phi - 1 / math.factorial(power)) / u
-    return sum(u**k / math.factorial(power + 1 + k) for k in range(12))
+def _next_part(part: np.float32, u: np.float32, power: int) -> np.float32:
+    """``u phi_{power + 1}(u)`` from ``u phi_power(u)``; by its series where the difference would cancel."""
+    if abs(u) > 0.02 * power:
+        return part / u - np.float32(1 / math.factorial(power))
+    return np.float32(sum(float(u) ** (k + 1) / math.factorial(power + 1 + k) for k in range(12)))

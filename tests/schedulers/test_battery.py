@@ -286,3 +286,10 @@ def test_save_load_and_tuples(name, tmp_path):
         results.append(output.prev_sample if as_dict else output[0])
     assert torch.equal(*results)
     assert len(scheduler) == TRAIN
+
+
+@every_class
+@pytest.mark.parametrize("count", [0, -1, 2**63, 10**30, 1.5, True, "1000", None, float("inf")])
+def test_absurd_numbers_of_training_steps_are_refused_by_name(name, count):
+    with pytest.raises(ValueError, match="num_train_timesteps"):
+        CLASSES[name](num_train_timesteps=count)

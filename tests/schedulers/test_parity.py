@@ -70,9 +70,9 @@ def test_trajectories_equal_the_references(name, betas):
     for seed, (kind, (spacing, offset), mode) in enumerate(itertools.product(kinds, spacings, modes)):
         config = {"prediction_type": kind, "timestep_spacing": spacing, "steps_offset": offset, **mode, **BETAS[betas]}
         pair = both(name, **config)
-        tolerance = 1e-4 if name == "PNDM" and betas == "squaredcos_cap_v2" else 1e-5
-        # the reference finds the level below the next as a difference of squares, in float32
-        tolerance = 5e-4 if name == "KDPM2AncestralDiscrete" else tolerance
+        tolerance = 1e-4 if steep or (name == "PNDM" and betas == "squaredcos_cap_v2") else 1e-5
+        # told a fraction of a timestep in float64 there; a model that magnifies it shows 3e-5
+        tolerance = 5e-5 if name.startswith("KDPM2") and mode and tolerance == 1e-5 else tolerance
         for steps in (4, 11) if name == "PNDM" else (1, 3, 11):
             if (name, betas, spacing, steps) == REFERENCE_IS_NAN:
                 continue
