@@ -83,7 +83,7 @@ FAMILIES = {
         "PixArt-alpha/PixArt-Sigma-XL-2-1024-MS", "PixArtSigmaPipeline", steps=20, borrowed={"tokenizer": _T5}
     ),
     "sd3": Family("stabilityai/stable-diffusion-3-medium-diffusers", "StableDiffusion3Pipeline"),
-    "auraflow": Family("fal/AuraFlow", "AuraFlowPipeline", borrowed={"tokenizer": _T5}),
+    "auraflow": Family("fal/AuraFlow", "AuraFlowPipeline", size=512, borrowed={"tokenizer": _T5}),
     "flux": Family("black-forest-labs/FLUX.1-dev", "FluxPipeline"),
 }
 
@@ -112,9 +112,14 @@ def _group(tiling: bool = False, **options: Any) -> Callable[[Any, Family], None
         low = {"low_cpu_mem_usage": True} if options.get("use_stream") else {}
         pipe.enable_group_offload(DEVICE, **options, **low)
         if tiling:
-            pipe.enable_vae_tiling()
+            _tile(pipe, family)
 
     return enable
+
+
+def _tile(pipe: Any, family: Family) -> None:
+    """Tiles of half the picture's size; those that the configs name are as large as the picture."""
+    pipe.vae.enable_tiling(family.size // 2, family.size // 2)
 
 
 def _resident(pipe: Any, family: Family) -> None:
@@ -127,7 +132,7 @@ def _model_offload(pipe: Any, family: Family) -> None:
 
 def _model_offload_tiled(pipe: Any, family: Family) -> None:
     pipe.enable_model_cpu_offload(device=DEVICE)
-    pipe.enable_vae_tiling()
+    _tile(pipe, family)
 
 
 def _sequential(pipe: Any, family: Family) -> None:

@@ -57,7 +57,7 @@ def _panel(axes: Any, mode: str, result: Result, top: float) -> None:
     axes.fill_between(times, sizes, step="post", color=COLOUR, alpha=0.75, linewidth=0)
     peak = result.peaks[0] / 1e9
     axes.axhline(peak, color=COLOUR, linewidth=0.8, linestyle="--")
-    axes.text(times[-1], peak + 0.02 * top, f"{peak:.2f} GB", ha="right", va="bottom", fontsize=9, color=COLOUR)
+    axes.text(0.01 * times[-1], peak + 0.01 * top, f"{peak:.2f} GB", ha="left", va="bottom", fontsize=9, color=COLOUR)
     last = result.marks[-1]
     begin = max(0.0, result.marks[0] - (last - result.marks[0]))
     axes.axvspan(begin, last, color=STEP_COLOUR, zorder=0)

@@ -38,7 +38,7 @@ class Call:
         return self.placement.enter(self, args, kwargs)
 
     def result(self, output: Any) -> Any:
-        return self.placement.result(output)
+        return self.placement.result(self, output)
 
     def leave(self) -> None:
         self.placement.leave(self)

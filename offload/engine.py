@@ -273,7 +273,7 @@ class Placement:
     def enter(
         self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """A call begins: bring in what it needs, and fetch what comes after it."""
+        """A call begins: bring in what it needs."""
         run = self._run
         with self._lock:
             outermost = not run.callers
@@ -292,14 +292,19 @@ class Placement:
                 self._order.note(run.before, run.call, call.number)
                 run.before, run.call = run.call, call.number
                 self._use(call.groups)
-                self._fetch_ahead(run, call.groups)
                 return self._move_inputs(call, run, outermost, args, kwargs)
             except BaseException:
                 self.leave(call)
                 raise
 
-    def result(self, output: Any) -> Any:
-        """What a call returns, on the caller's device if the plan says so."""
+    def result(self, call: Call, output: Any) -> Any:
+        """What a call returns, on the caller's device if the plan says so.
+
+        Now that all its work is launched, fetch what comes next: if the host has to wait for copies, the device has
+        something to do meanwhile.
+        """
+        with self._lock:
+            self._fetch_ahead(self._run, call.groups)
         caller = self._run.callers[-1]
         return output if caller is None else send(output, caller)
 

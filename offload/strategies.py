@@ -69,7 +69,7 @@ def leaves(settings: Settings) -> Strategy:
 
     def strategy(module: nn.Module, order: Sequence[str] = ()) -> Plan:
         groups = partition(module, [[name] for name in find_leaves(module)], settings)
-        if settings.transfers.streams:
+        if settings.transfers.streams and settings.transfers.ahead_bytes is None:
             groups = _room_in_blocks(module, groups, settings)
         return settings.plan(groups, _looking_ahead(module, groups, settings.transfers, 0.5))
 
@@ -102,7 +102,7 @@ def blocks(settings: Settings, num_blocks: int = 1) -> Strategy:
             stacked.sort(key=lambda name: position.get(name, len(position)))
         runs = [stacked[start : start + num_blocks] for start in range(0, len(stacked), num_blocks)]
         groups = partition(module, [*runs, *([name] for name in loose)], settings)
-        if settings.transfers.streams:
+        if settings.transfers.streams and settings.transfers.ahead_bytes is None:
             groups = _room_for_blocks(module, groups, set(loose))
         return settings.plan(groups, _looking_ahead(module, groups, settings.transfers, 1.0))
 

@@ -1,0 +1,27 @@
+"""Whole pipelines at full size, in dry runs: every mode is quick to predict, and takes what it should."""
+
+import resource
+
+import pytest
+
+from benchmarks.memory_modes import FAMILIES, HUB, MODES, measure
+from diffusion_core.offload.simulator import unavailable
+from tests.support import needs_shared
+
+pytestmark = [pytest.mark.simulator, pytest.mark.slow, needs_shared]
+
+
+@pytest.mark.parametrize("family", ["sdxl", "flux"])
+def test_every_mode_is_predicted_in_a_minute_and_two_gigabytes(family):
+    if (reason := unavailable()) is not None:
+        pytest.skip(reason)
+    peaks, steps = {}, {}
+    for mode in MODES:
+        result = measure(FAMILIES[family], mode, HUB)
+        assert result.took < 60, mode.name
+        assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < 2_000_000, mode.name  # in KiB
+        peaks[mode.name], steps[mode.name] = max(result.peaks), result.step
+    offloaded = [name for name in peaks if "offload" in name]
+    assert all(peaks[name] < peaks["all on the device"] for name in offloaded)
+    assert steps["group offload, blocks, stream"] < steps["group offload, blocks"]
+    assert peaks["fp8, leaves, stream, VAE tiling"] == min(peaks.values())
