@@ -19,7 +19,7 @@ logging.getLogger("diffusers").setLevel(logging.CRITICAL)
 KARRAS = ["EulerDiscrete", "EulerAncestralDiscrete", "HeunDiscrete", "KDPM2Discrete", "LMSDiscrete"]
 SOLVERS = ["DPMSolverMultistep", "DPMSolverSinglestep", "DEISMultistep", "UniPCMultistep"]
 PLAIN = ["DDPM", "DDIM", "PNDM", "LCM", "TCD"]
-NAMES = [*KARRAS, *SOLVERS, *PLAIN, "KDPM2AncestralDiscrete", "FlowMatchEulerDiscrete", "FlowMatchHeunDiscrete"]
+NAMES = [*KARRAS, *SOLVERS, *PLAIN, "FlowMatchEulerDiscrete", "FlowMatchHeunDiscrete"]
 BETAS = [
     {},
     {"beta_schedule": "scaled_linear", "beta_start": 0.00085, "beta_end": 0.012},
