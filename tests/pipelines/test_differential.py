@@ -62,6 +62,8 @@ def outcome(kind: str, seed: int) -> str:
     output = one.arguments["output_type"]
     # Latents may be large; a byte may fall to either side of a half.
     limit = 1.01 / 255 if output == "pil" else 1e-4 * max(1.0, float(expected.abs().max()))
+    if one.scheduler == "LMSDiscreteScheduler":
+        limit *= 3  # its weights are integrals, which the reference takes to four digits
     apart = float((found - expected).abs().max())
     return "equal" if apart <= limit else f"WRONG {kind} {seed}: {apart:.2g} apart, {one}"
 
