@@ -1,0 +1,45 @@
+"""The tasks of FLUX.1 that only this family has, under a memory mode of each kind."""
+
+from copy import deepcopy
+from typing import Any
+
+import pytest
+import torch
+
+from diffusion_core.offload.simulator import simulator, unavailable
+from tests.pipelines import test_flux, test_flux_controlnet
+from tests.pipelines.flux import pipe
+
+from .test_families import CAPACITY
+from .test_pipeline_modes import MODES, allocated, undo
+
+pytestmark = [
+    pytest.mark.simulator,
+    pytest.mark.skipif(unavailable() is not None, reason=str(unavailable())),
+]
+NAMES = ["FluxFillPipeline", "FluxKontextPipeline", "FluxControlPipeline", "FluxControlNetPipeline"]
+
+
+def draw(made: Any, name: str) -> torch.Tensor:
+    steered = name == test_flux_controlnet.NAME
+    given = test_flux_controlnet.arguments() if steered else test_flux.arguments(name)
+    given = {key: value() if getattr(value, "fresh", False) else value for key, value in given.items()}
+    return made(**{**given, "num_inference_steps": 2, "output_type": "pt"}).images.cpu()
+
+
+@pytest.mark.parametrize("mode", ["model", "sequential", "two blocks, streams"])
+@pytest.mark.parametrize("name", NAMES)
+def test_the_picture_is_that_of_the_cpu(name: str, mode: str) -> None:
+    plain = pipe(name)
+    wanted = draw(plain, name)
+    parts = {
+        key: deepcopy(part) if isinstance(part, torch.nn.Module) else part for key, part in plain.components.items()
+    }
+    with simulator(devices=2, capacity=CAPACITY) as sim:
+        made = type(plain)(**parts)
+        made.set_progress_bar_config(disable=True)
+        MODES[mode](made)
+        for _ in range(2):
+            assert torch.equal(draw(made, name), wanted)
+        assert allocated(sim) == [0, 0]
+        undo(made)
