@@ -69,7 +69,7 @@ def patches() -> Generator[None]:
 
     Tensors: `.data =` between host and device keeps the Python object, so parameters keep their identity and ties;
     `record_stream`, `copy.deepcopy`, `torch.save` (comes back on the CPU), and reads that the dispatcher does not show.
-    `torch.accelerator`: streams and memory. Pinned memory: the CPU's kernels.
+    `torch.accelerator`: streams and memory. Pinned memory: the CPU's kernels. Gradients are refused.
     """
     undo: list[Callable[[], None]] = []
 
@@ -81,6 +81,8 @@ def patches() -> Generator[None]:
 
     _patch_tensors(patch)
     _patch_accelerator(patch)
+    for name in ("backward", "grad"):
+        patch(torch.autograd, name, _no_gradients)
     pinning: Any = torch.library.Library("aten", "IMPL")
     try:
         with warnings.catch_warnings():
@@ -92,6 +94,11 @@ def patches() -> Generator[None]:
         pinning._destroy()
         for restore in reversed(undo):
             restore()
+
+
+def _no_gradients(*args: Any, **kwargs: Any) -> Any:
+    """In place of torch's backward pass, whose own threads know no Python backend and end the process."""
+    raise RuntimeError("The simulator runs the forward direction only; compute gradients outside of it.")
 
 
 def _crosses(tensor: torch.Tensor, other: torch.Tensor) -> bool:

@@ -171,6 +171,14 @@ def test_data_keeps_inference_and_gradient_flags_as_torch_does():
     assert layer(torch.ones(1, 3)).requires_grad and not layer.weight.is_inference()
 
 
+def test_gradients_are_refused_with_a_message():
+    layer = torch.nn.Linear(2, 2).to("sim:0")
+    loss = layer(torch.ones(1, 2, device="sim:0")).sum()
+    for run in (loss.backward, lambda: loss.cpu().backward(), lambda: torch.autograd.grad(loss, [layer.weight])):
+        with pytest.raises(RuntimeError, match="forward direction only"):
+            run()
+
+
 def test_saved_tensors_come_back_on_the_cpu(tmp_path):
     layer = nn.Linear(3, 3).to("sim:0")
     torch.save(layer.state_dict(), tmp_path / "layer.pt")
