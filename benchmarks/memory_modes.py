@@ -10,6 +10,7 @@ whose host works for nothing: compare them, and do not read them as a benchmark.
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import resource
 import time
@@ -252,6 +253,7 @@ def _component(folder: Path, library: str, kind: str, family: Family, hub: Path)
 
 def measure(family: Family, mode: Mode, hub: Path = HUB, hardware: str = "rtx-4090", cap: str = "400GB") -> Result:
     """Draw a picture in a mode, and read the books."""
+    gc.collect()  # of the run before
     begun = time.process_time()
     with simulator(mode.devices, dry=True, hardware=hardware, capacity=cap) as sim, torch.inference_mode():
         pipe = build(family, hub)
