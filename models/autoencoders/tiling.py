@@ -302,6 +302,8 @@ class TilingMixin:
         tile_sample_min_num_frames: int | None = None,
         tile_sample_stride_num_frames: int | None = None,
         tile_overlap_factor: float | None = None,
+        tile_overlap_factor_height: float | None = None,
+        tile_overlap_factor_width: float | None = None,
     ) -> None:
         """Encode and decode what is larger than a tile in overlapping tiles, blended linearly.
 
@@ -318,6 +320,7 @@ class TilingMixin:
             tile_sample_min_num_frames: frames of a tile, for video autoencoders.
             tile_sample_stride_num_frames: frames from one tile's start to the next.
             tile_overlap_factor: in place of strides, the share of a tile that overlaps its neighbour, in [0, 1).
+            tile_overlap_factor_height, tile_overlap_factor_width: the same for one direction.
 
         Raises:
             TypeError: if a size is not an integer.
@@ -332,6 +335,8 @@ class TilingMixin:
             tile_sample_min_num_frames=tile_sample_min_num_frames,
             tile_sample_stride_num_frames=tile_sample_stride_num_frames,
             tile_overlap_factor=tile_overlap_factor,
+            tile_overlap_factor_height=tile_overlap_factor_height,
+            tile_overlap_factor_width=tile_overlap_factor_width,
         )
         self.use_tiling = True
 
@@ -344,13 +349,15 @@ class TilingMixin:
         self._axes = axes
         self.use_slicing = self.use_tiling = False
 
-    def _set_tiles(self, tile_overlap_factor: float | None = None, **numbers: int | None) -> None:
+    def _set_tiles(self, tile_overlap_factor: float | None = None, **numbers: float | None) -> None:
         """Take new numbers, named as in `enable_tiling`: all of them, or none where one is wrong."""
         axes = {}
         for name, axis in self._axes.items():
             size, stride = numbers.pop(f"tile_sample_min_{name}", None), numbers.pop(f"tile_sample_stride_{name}", None)
             # Frames overlap by a number of frames; the factor is about the picture.
-            overlap = None if name == "num_frames" else tile_overlap_factor
+            both = None if name == "num_frames" else tile_overlap_factor
+            overlap = numbers.pop(f"tile_overlap_factor_{name}", None)
+            overlap = both if overlap is None else overlap
             axes[name] = axis.resized(name, size, stride, overlap)
         foreign = [name for name, value in numbers.items() if value is not None]
         if foreign:
