@@ -46,6 +46,7 @@ from .pipelines.flux.output import FluxPipelineOutput as FluxPipelineOutput
 from .pipelines.flux.pipeline import FluxPipeline as FluxPipeline
 from .pipelines.pixart.pipeline import PixArtAlphaPipeline as PixArtAlphaPipeline
 from .pipelines.pixart.pipeline import PixArtSigmaPipeline as PixArtSigmaPipeline
+from .pipelines.qwenimage.pipeline import QwenImagePipeline as QwenImagePipeline
 from .pipelines.stable_diffusion.img2img import StableDiffusionImg2ImgPipeline as StableDiffusionImg2ImgPipeline
 from .pipelines.stable_diffusion.inpaint import StableDiffusionInpaintPipeline as StableDiffusionInpaintPipeline
 from .pipelines.stable_diffusion.output import StableDiffusionPipelineOutput as StableDiffusionPipelineOutput

@@ -18,6 +18,7 @@ from .flux.output import FluxPipelineOutput as FluxPipelineOutput
 from .flux.pipeline import FluxPipeline as FluxPipeline
 from .pixart.pipeline import PixArtAlphaPipeline as PixArtAlphaPipeline
 from .pixart.pipeline import PixArtSigmaPipeline as PixArtSigmaPipeline
+from .qwenimage.pipeline import QwenImagePipeline as QwenImagePipeline
 from .stable_diffusion.img2img import StableDiffusionImg2ImgPipeline as StableDiffusionImg2ImgPipeline
 from .stable_diffusion.inpaint import StableDiffusionInpaintPipeline as StableDiffusionInpaintPipeline
 from .stable_diffusion.output import StableDiffusionPipelineOutput as StableDiffusionPipelineOutput

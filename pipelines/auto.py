@@ -47,6 +47,7 @@ FAMILIES = [
     Family("pixart-alpha", "PixArtAlphaPipeline"),
     Family("pixart-sigma", "PixArtSigmaPipeline"),
     Family("auraflow", "AuraFlowPipeline"),
+    Family("qwenimage", "QwenImagePipeline"),
 ]
 
 

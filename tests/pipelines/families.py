@@ -14,7 +14,7 @@ from transformers import CLIPTextConfig, CLIPTextModelWithProjection
 
 import diffusion_core
 
-from . import flux, masked, sd, sd3, tiny
+from . import flux, masked, qwen, sd, sd3, tiny
 
 PROMPTS = ["a red cat", "a dog"]
 NEGATIVES = ["ugly", "blue"]
@@ -39,6 +39,7 @@ class Family:
         denoiser: the component that predicts.
             callback_tensors: what callbacks are offered by all tasks.
         task_arguments: of the calls of one task, besides.
+        graphs: of the compiled denoiser for all steps of a call.
         absent: arguments of the reference that are left out on purpose.
     """
 
@@ -55,6 +56,7 @@ class Family:
     multiple: int = 4
     denoiser: str = "unet"
     callback_tensors: tuple[str, ...] = ("latents", "prompt_embeds")
+    graphs: int = 1
     task_arguments: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     absent: frozenset[str] = frozenset(
         {"ip_adapter_image", "ip_adapter_image_embeds", "cross_attention_kwargs", "kwargs"}
@@ -312,6 +314,21 @@ FLUX = Family(
     absent=frozenset(),
 )
 
+QWEN = Family(
+    "qwen-image",
+    qwen.parts,
+    {"text": "QwenImagePipeline"},
+    qwen.embed,
+    (("FlowMatchEulerDiscreteScheduler", qwen.SCHEDULER), ("FlowMatchEulerDiscreteScheduler", {"shift": 3.0})),
+    arguments={"height": 32, "width": 32},
+    guidance=("true_cfg_scale", 3.0, 1.0),
+    latents=(16, 16),
+    multiple=8,
+    denoiser="transformer",
+    # The prompt and the negative prompt have lengths of their own, and are predicted apart.
+    graphs=2,
+)
+
 # A new family is an entry here.
-FAMILIES = [SD, SDXL, PIXART, PIXART_ALPHA, AURAFLOW, SD3, FLUX]
+FAMILIES = [SD, SDXL, PIXART, PIXART_ALPHA, AURAFLOW, SD3, FLUX, QWEN]
 CASES = [(family, task) for family in FAMILIES for task in family.tasks]

@@ -1,0 +1,1 @@
+from .pipeline import QwenImagePipeline as QwenImagePipeline
