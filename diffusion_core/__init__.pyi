@@ -44,6 +44,8 @@ from .pipelines.flux.inpaint import FluxInpaintPipeline as FluxInpaintPipeline
 from .pipelines.flux.kontext import FluxKontextPipeline as FluxKontextPipeline
 from .pipelines.flux.output import FluxPipelineOutput as FluxPipelineOutput
 from .pipelines.flux.pipeline import FluxPipeline as FluxPipeline
+from .pipelines.flux.redux import FluxPriorReduxPipeline as FluxPriorReduxPipeline
+from .pipelines.flux.redux import ReduxImageEncoder as ReduxImageEncoder
 from .pipelines.pixart.pipeline import PixArtAlphaPipeline as PixArtAlphaPipeline
 from .pipelines.pixart.pipeline import PixArtSigmaPipeline as PixArtSigmaPipeline
 from .pipelines.qwenimage.pipeline import QwenImagePipeline as QwenImagePipeline

@@ -16,6 +16,8 @@ from .flux.inpaint import FluxInpaintPipeline as FluxInpaintPipeline
 from .flux.kontext import FluxKontextPipeline as FluxKontextPipeline
 from .flux.output import FluxPipelineOutput as FluxPipelineOutput
 from .flux.pipeline import FluxPipeline as FluxPipeline
+from .flux.redux import FluxPriorReduxPipeline as FluxPriorReduxPipeline
+from .flux.redux import ReduxImageEncoder as ReduxImageEncoder
 from .pixart.pipeline import PixArtAlphaPipeline as PixArtAlphaPipeline
 from .pixart.pipeline import PixArtSigmaPipeline as PixArtSigmaPipeline
 from .qwenimage.pipeline import QwenImagePipeline as QwenImagePipeline

@@ -6,3 +6,5 @@ from .inpaint import FluxInpaintPipeline as FluxInpaintPipeline
 from .kontext import FluxKontextPipeline as FluxKontextPipeline
 from .output import FluxPipelineOutput as FluxPipelineOutput
 from .pipeline import FluxPipeline as FluxPipeline
+from .redux import FluxPriorReduxPipeline as FluxPriorReduxPipeline
+from .redux import ReduxImageEncoder as ReduxImageEncoder

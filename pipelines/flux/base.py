@@ -10,6 +10,7 @@ from ...models.transformers.checks import check_attention_kwargs
 from ...models.transformers.flux import FluxTransformer2DModel
 from ...schedulers.base import Scheduler
 from .. import picture
+from ..base import Pipeline
 from ..flow import flow_schedule
 from ..guidance import guide
 from ..latents import pack_latents, unpack_latents
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 # Latents for each side of the pictures that the models were trained on.
 DEFAULT_SIDE = 128
 LONGEST_TEXT = 512
+_KINDS = ("prompt_embeds", "pooled_prompt_embeds")
 
 
 @dataclass(frozen=True)
@@ -75,7 +77,86 @@ class Prompts(picture.Prompts):
             )
 
 
-class FluxBase(PicturePipeline):
+class FluxText(Pipeline):
+    """How CLIP and T5 read prompts for FLUX.1."""
+
+    def encode_prompt(
+        self,
+        prompt: str | list[str] | None,
+        prompt_2: str | list[str] | None = None,
+        device: torch.device | None = None,
+        num_images_per_prompt: int = 1,
+        prompt_embeds: torch.Tensor | None = None,
+        pooled_prompt_embeds: torch.Tensor | None = None,
+        max_sequence_length: int = LONGEST_TEXT,
+        lora_scale: float | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Encode prompts, which `__call__` takes as `prompt_embeds` and `pooled_prompt_embeds`.
+
+        Args:
+            prompt: one text or several, for CLIP.
+            prompt_2: the same for T5; `prompt` if None.
+            device: where the result lies; the pipeline's device if None.
+            num_images_per_prompt: how often each prompt is repeated.
+            prompt_embeds, pooled_prompt_embeds: take these in place of the texts.
+            max_sequence_length: tokens for each prompt, from 1 to 512; shorter ones are padded, longer ones cut.
+            lora_scale: must be None, as no adapter is loaded.
+
+        Returns:
+            The embeddings (prompts * num_images_per_prompt, tokens, size), the pooled ones (..., size), and the
+            positions of the tokens (tokens, 3), all zero.
+        """
+        if lora_scale is not None:
+            raise ValueError("lora_scale has nothing to act on: the text encoders have no adapter")
+        prompts = Prompts(
+            prompt,
+            prompt_embeds=prompt_embeds,
+            num_images_per_prompt=num_images_per_prompt,
+            prompt_2=prompt_2,
+            pooled_prompt_embeds=pooled_prompt_embeds,
+            max_sequence_length=max_sequence_length,
+        )
+        with self.letting_go():
+            tensors, _ = self._encode(prompts, False, device)
+        embeds = tensors["prompt_embeds"]
+        return embeds, tensors["pooled_prompt_embeds"], embeds.new_zeros(embeds.shape[1], 3)
+
+    def _encode(
+        self, prompts: Prompts, guided: bool, device: torch.device | None = None
+    ) -> tuple[Tensors, list[str] | None]:
+        """The embeddings for each picture, those of the negative prompts if `guided`, and what was cut from prompts."""
+        count, sides = prompts.count(), ["", "negative_"] if guided else [""]
+        made = {f"{sign}{kind}": getattr(prompts, f"{sign}{kind}") for sign in sides for kind in _KINDS}
+        asked = [sign for sign in sides if made[f"{sign}prompt_embeds"] is None]
+        truncated = None
+        if asked:
+            clip_texts: list[str] = []
+            t5_texts: list[str] = []
+            for sign in asked:
+                first, second = getattr(prompts, f"{sign}prompt"), getattr(prompts, f"{sign}prompt_2")
+                clip_texts += as_prompts(first, count, f"{sign}prompt")
+                t5_texts += as_prompts(second or first, count, f"{sign}prompt_2")
+            given = prompts.prompt_embeds
+            length = prompts.max_sequence_length if given is None else given.shape[1]
+            # All texts at once, so that each encoder is needed once.
+            pooled = encode_clip(clip_texts, self.tokenizer, self.text_encoder, device=device).pooled
+            text = encode_t5(t5_texts, self.tokenizer_2, self.text_encoder_2, length=length, device=device)
+            for index, sign in enumerate(asked):
+                part = slice(index * count, (index + 1) * count)
+                made |= {f"{sign}prompt_embeds": text.embeds[part], f"{sign}pooled_prompt_embeds": pooled[part]}
+            truncated = text.truncated[:count] if asked[0] == "" else None
+        return {name: self._placed(value, prompts, count, device) for name, value in made.items()}, truncated
+
+    def _placed(self, embeds: torch.Tensor, prompts: Prompts, count: int, device: torch.device | None) -> torch.Tensor:
+        """Embeddings where and as the transformer takes them, one for each picture."""
+        transformer = self.components.get("transformer")
+        dtype = embeds.dtype if transformer is None else transformer.dtype
+        embeds = embeds.to(device=device or self._execution_device, dtype=dtype)
+        embeds = embeds.expand(count, *embeds.shape[1:]) if len(embeds) == 1 else embeds
+        return repeat_for_images(embeds, prompts.num_images_per_prompt)
+
+
+class FluxBase(FluxText, PicturePipeline):
     """Base of the FLUX.1 pipelines.
 
     Args:
@@ -193,86 +274,10 @@ class FluxBase(PicturePipeline):
                     )
         return batch
 
-    # ---- encode ----
-
-    def encode_prompt(
-        self,
-        prompt: str | list[str] | None,
-        prompt_2: str | list[str] | None = None,
-        device: torch.device | None = None,
-        num_images_per_prompt: int = 1,
-        prompt_embeds: torch.Tensor | None = None,
-        pooled_prompt_embeds: torch.Tensor | None = None,
-        max_sequence_length: int = LONGEST_TEXT,
-        lora_scale: float | None = None,
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Encode prompts, which `__call__` takes as `prompt_embeds` and `pooled_prompt_embeds`.
-
-        Args:
-            prompt: one text or several, for CLIP.
-            prompt_2: the same for T5; `prompt` if None.
-            device: where the result lies; the pipeline's device if None.
-            num_images_per_prompt: how often each prompt is repeated.
-            prompt_embeds, pooled_prompt_embeds: take these in place of the texts.
-            max_sequence_length: tokens for each prompt, from 1 to 512; shorter ones are padded, longer ones cut.
-            lora_scale: must be None, as no adapter is loaded.
-
-        Returns:
-            The embeddings (prompts * num_images_per_prompt, tokens, size), the pooled ones (..., size), and the
-            positions of the tokens (tokens, 3), all zero.
-        """
-        if lora_scale is not None:
-            raise ValueError("lora_scale has nothing to act on: the text encoders have no adapter")
-        prompts = Prompts(
-            prompt,
-            prompt_embeds=prompt_embeds,
-            num_images_per_prompt=num_images_per_prompt,
-            prompt_2=prompt_2,
-            pooled_prompt_embeds=pooled_prompt_embeds,
-            max_sequence_length=max_sequence_length,
-        )
-        with self.letting_go():
-            tensors, _ = self._encode(prompts, False, device)
-        embeds = tensors["prompt_embeds"]
-        return embeds, tensors["pooled_prompt_embeds"], embeds.new_zeros(embeds.shape[1], 3)
-
-    def _encode(
-        self, prompts: Prompts, guided: bool, device: torch.device | None = None
-    ) -> tuple[Tensors, list[str] | None]:
-        """The embeddings for each picture, those of the negative prompts if `guided`, and what was cut from prompts."""
-        count, sides = prompts.count(), ["", "negative_"] if guided else [""]
-        made = {f"{sign}{kind}": getattr(prompts, f"{sign}{kind}") for sign in sides for kind in _KINDS}
-        asked = [sign for sign in sides if made[f"{sign}prompt_embeds"] is None]
-        truncated = None
-        if asked:
-            clip_texts: list[str] = []
-            t5_texts: list[str] = []
-            for sign in asked:
-                first, second = getattr(prompts, f"{sign}prompt"), getattr(prompts, f"{sign}prompt_2")
-                clip_texts += as_prompts(first, count, f"{sign}prompt")
-                t5_texts += as_prompts(second or first, count, f"{sign}prompt_2")
-            given = prompts.prompt_embeds
-            length = prompts.max_sequence_length if given is None else given.shape[1]
-            # All texts at once, so that each encoder is needed once.
-            pooled = encode_clip(clip_texts, self.tokenizer, self.text_encoder, device=device).pooled
-            text = encode_t5(t5_texts, self.tokenizer_2, self.text_encoder_2, length=length, device=device)
-            for index, sign in enumerate(asked):
-                part = slice(index * count, (index + 1) * count)
-                made |= {f"{sign}prompt_embeds": text.embeds[part], f"{sign}pooled_prompt_embeds": pooled[part]}
-            truncated = text.truncated[:count] if asked[0] == "" else None
-        return {name: self._placed(value, prompts, count, device) for name, value in made.items()}, truncated
-
-    def _placed(self, embeds: torch.Tensor, prompts: Prompts, count: int, device: torch.device | None) -> torch.Tensor:
-        """Embeddings where and as the transformer takes them, one for each picture."""
-        dtype = embeds.dtype if self.transformer is None else self.transformer.dtype
-        embeds = embeds.to(device=device or self._execution_device, dtype=dtype)
-        embeds = embeds.expand(count, *embeds.shape[1:]) if len(embeds) == 1 else embeds
-        return repeat_for_images(embeds, prompts.num_images_per_prompt)
+    # ---- denoise ----
 
     def _text_tensors(self, prompts: Prompts) -> tuple[Tensors, list[str] | None]:
         return self._encode(prompts, self.do_classifier_free_guidance)
-
-    # ---- denoise ----
 
     def _schedule(self, call: Call) -> Tensors:
         tokens = (call.task.height // self.size_multiple) * (call.task.width // self.size_multiple)
@@ -355,9 +360,6 @@ class FluxAdapterBase(FluxBase):
     ) -> None:
         super().__init__(scheduler, vae, text_encoder, tokenizer, text_encoder_2, tokenizer_2, transformer)
         self.register_modules(image_encoder=image_encoder, feature_extractor=feature_extractor)
-
-
-_KINDS = ("prompt_embeds", "pooled_prompt_embeds")
 
 
 def token_ids(rows: int, columns: int, *, picture: int = 0, device: Any = None) -> torch.Tensor:
