@@ -15,7 +15,7 @@ from ..guidance import guide
 from ..loop import check_scale
 from ..picture import Call, PicturePipeline, Tensors
 from ..stable_diffusion_xl.prompts import Encoded
-from ..text import check_clip_skip, repeat_for_images
+from ..text import check_clip_skip
 from .output import StableDiffusion3PipelineOutput
 from .prompts import Encoders, Prompts, encode
 
@@ -228,10 +228,7 @@ class StableDiffusion3Base(PicturePipeline):
         found = encode(prompts, count, encoders, ["", "negative_"] if guided else [""], device)
 
         def placed(embeds: torch.Tensor) -> torch.Tensor:
-            dtype = embeds.dtype if self.transformer is None else self.transformer.dtype
-            embeds = embeds.to(device=device or self._execution_device, dtype=dtype)
-            embeds = embeds.expand(count, *embeds.shape[1:]) if len(embeds) == 1 else embeds
-            return repeat_for_images(embeds, prompts.num_images_per_prompt)
+            return self._per_picture(embeds, prompts, count, device)
 
         return [Encoded(placed(each.embeds), placed(each.pooled), each.truncated) for each in found]
 
