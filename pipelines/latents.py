@@ -76,7 +76,8 @@ def _mean_and_scale(vae: Any, latents: torch.Tensor) -> tuple[Any, Any]:
     mean, scale = config.get("shift_factor") or 0.0, config.get("scaling_factor") or 1.0
     if config.get("latents_mean") is not None and config.get("latents_std") is not None:
         axes = (1, -1, *[1] * (latents.ndim - 2))
-        mean, deviation = (latents.new_tensor(config[key]).view(axes) for key in ("latents_mean", "latents_std"))
+        placed = {"device": latents.device, "dtype": latents.dtype}
+        mean, deviation = (torch.tensor(config[key], **placed).view(axes) for key in ("latents_mean", "latents_std"))
         scale = scale / deviation
     return mean, scale
 
