@@ -1,16 +1,19 @@
 """`JointAttention`: text and image tokens attend to each other, each stream with its own projections."""
 
+from typing import Any
+
 import torch
 from torch import nn
 
 from ...offload.attention import DEFAULT, attention
+from .fusing import Fusing
 from .norms import make_norm
 from .rotary import RotaryTable, apply_rotary
 
 Tensor = torch.Tensor
 
 
-class JointAttention(nn.Module):
+class JointAttention(Fusing):
     """Attention over text and image tokens together (MM-DiT, Esser et al. 2024, figure 2b), or over one stream.
 
     Args:
@@ -91,9 +94,9 @@ class JointAttention(nn.Module):
         """
         if self.takes_text == (encoder_hidden_states is None):
             raise ValueError(f"encoder_hidden_states {'are missing' if self.takes_text else 'are not taken here'}")
-        query = self._heads(self.to_q, hidden_states, self.norm_q)
-        key = self._heads(self.to_k, hidden_states, self.norm_k)
-        value = self._heads(self.to_v, hidden_states)
+        query, key, value = (part.unflatten(-1, (self.heads, self.dim_head)) for part in self._project(hidden_states))
+        if self.norm_q is not None and self.norm_k is not None:
+            query, key = self.norm_q(query), self.norm_k(key)
         if encoder_hidden_states is not None:
             key = torch.cat([self._heads(self.add_k_proj, encoder_hidden_states, self.norm_added_k), key], dim=1)
             value = torch.cat([self._heads(self.add_v_proj, encoder_hidden_states), value], dim=1)
@@ -111,6 +114,16 @@ class JointAttention(nn.Module):
             text, attended = attended.split([encoder_hidden_states.shape[1], hidden_states.shape[1]], dim=1)
             text = self.to_add_out(text)
         return (attended if self.to_out is None else self.to_out[0](attended)), text
+
+    def _projections(self) -> tuple[str, tuple[str, ...]]:
+        """Those of the picture. Text tokens are few, so that theirs would gain nothing."""
+        return "to_qkv", ("to_q", "to_k", "to_v")
+
+    def _project(self, tokens: Tensor) -> tuple[Tensor, ...]:
+        if self._fused is None:
+            return self.to_q(tokens), self.to_k(tokens), self.to_v(tokens)
+        fused: Any = self.to_qkv
+        return fused(tokens)
 
     def _heads(self, project: nn.Module, tokens: Tensor, norm: nn.Module | None = None) -> Tensor:
         heads = project(tokens).unflatten(-1, (self.heads, self.dim_head))

@@ -144,6 +144,19 @@ def test_compiles_whole_with_one_graph_for_all_steps() -> None:
     assert len(graphs) == 1
 
 
+@torch.no_grad()
+def test_fused_projections_and_compiled_blocks_give_the_same() -> None:
+    model, names = tiny(), set(tiny().state_dict())
+    expected = model(**inputs()).sample
+    model.fuse_qkv_projections()
+    assert hasattr(model.single_transformer_blocks[0].attn, "to_qkv") and set(model.state_dict()) == names
+    assert torch.allclose(model(**inputs()).sample, expected, atol=1e-6)
+    model.unfuse_qkv_projections()
+    torch._dynamo.reset()
+    model.compile_repeated_blocks(backend="aot_eager", fullgraph=True)
+    assert torch.allclose(model(**inputs()).sample, expected, atol=1e-6)
+
+
 def test_save_and_load_both_ways(tmp_path: Any) -> None:
     ours, theirs = pair()
     ours.save_pretrained(tmp_path / "ours")
