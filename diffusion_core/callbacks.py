@@ -4,8 +4,15 @@
 from diffusion_core.pipelines.callbacks import (
     MultiPipelineCallbacks,
     PipelineCallback,
+    SD3CFGCutoffCallback,
     SDCFGCutoffCallback,
     SDXLCFGCutoffCallback,
 )
 
-__all__ = ["MultiPipelineCallbacks", "PipelineCallback", "SDCFGCutoffCallback", "SDXLCFGCutoffCallback"]
+__all__ = [
+    "MultiPipelineCallbacks",
+    "PipelineCallback",
+    "SD3CFGCutoffCallback",
+    "SDCFGCutoffCallback",
+    "SDXLCFGCutoffCallback",
+]

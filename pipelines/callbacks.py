@@ -107,30 +107,33 @@ class PipelineCallback(ConfigMixin):
         return self.callback_fn(pipe, step, timestep, tensors)
 
 
-class SDCFGCutoffCallback(PipelineCallback):
-    """Ends guidance in Stable Diffusion after a part of the steps: the rest take half the time."""
-
-    tensor_inputs = ("prompt_embeds",)
+class _GuidanceCutoff(PipelineCallback):
+    """Ends guidance after a part of the steps: the rest take half the time."""
 
     def callback_fn(self, pipe: Any, step: int, timestep: Any, tensors: dict[str, Any]) -> dict[str, Any]:
-        """Drop the negative half of the embeddings and set the guidance scale to zero."""
-        if step == self.cutoff_step(pipe) and pipe.do_classifier_free_guidance:
-            tensors["prompt_embeds"] = tensors["prompt_embeds"].chunk(2)[-1]
-            pipe._guidance_scale = 0.0
-        return tensors
-
-
-class SDXLCFGCutoffCallback(PipelineCallback):
-    """Ends guidance in Stable Diffusion XL after a part of the steps: the rest take half the time."""
-
-    tensor_inputs = ("prompt_embeds", "add_text_embeds", "add_time_ids")
-
-    def callback_fn(self, pipe: Any, step: int, timestep: Any, tensors: dict[str, Any]) -> dict[str, Any]:
-        """Drop the negative half of what the UNet is told and set the guidance scale to zero."""
+        """Drop the negative half of what the denoiser is told and set the guidance scale to zero."""
         if step == self.cutoff_step(pipe) and pipe.do_classifier_free_guidance:
             tensors |= {name: tensors[name].chunk(2)[-1] for name in self.tensor_inputs}
             pipe._guidance_scale = 0.0
         return tensors
+
+
+class SDCFGCutoffCallback(_GuidanceCutoff):
+    """Ends guidance in Stable Diffusion after a part of the steps: the rest take half the time."""
+
+    tensor_inputs = ("prompt_embeds",)
+
+
+class SDXLCFGCutoffCallback(_GuidanceCutoff):
+    """Ends guidance in Stable Diffusion XL after a part of the steps: the rest take half the time."""
+
+    tensor_inputs = ("prompt_embeds", "add_text_embeds", "add_time_ids")
+
+
+class SD3CFGCutoffCallback(_GuidanceCutoff):
+    """Ends guidance in Stable Diffusion 3 after a part of the steps: the rest take half the time."""
+
+    tensor_inputs = ("prompt_embeds", "pooled_prompt_embeds")
 
 
 class MultiPipelineCallbacks:

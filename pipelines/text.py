@@ -187,7 +187,9 @@ def encode_clip(
     """
     rows, mask, truncated = _fill(prompts, tokenizer, chunks, length or token_limit(tokenizer, text_encoder))
     for text in filter(None, truncated):
-        logger.warning("the prompt is too long and was cut; `long_prompt='chunk'` keeps it whole. Left out: %r", text)
+        logger.warning(
+            "too long for CLIP, so the prompt was cut; 'chunk' as `long_prompt` avoids it. Left out: %r", text
+        )
     if device is None:
         device = execution_device(text_encoder)
     masked = getattr(text_encoder.config, "use_attention_mask", None)

@@ -189,6 +189,51 @@ def test_inpainting_with_a_transformer_that_sees_the_mask_agrees() -> None:
     assert difference(made, "inpaint") < 1e-4
 
 
+def test_latents_without_an_autoencoder_go_on_in_another_task(pipes: Any) -> None:
+    parts = {**pipes[0].components, "vae": None}
+    made = StableDiffusion3Pipeline(**parts)
+    made.set_progress_bar_config(disable=True)
+    with pytest.raises(ValueError, match="output_type='latent'"):
+        made(**SD3.call("text"))
+    latents = pipes[0](**SD3.call("text", 2, output_type="latent")).images
+    assert latents.shape == (2, 16, 8, 8)
+    redrawn = pipe(SD3, "image")(**SD3.call("image", 2, image=latents)).images
+    assert redrawn.shape == (2, 3, 32, 32)
+
+
+def test_two_threads_share_a_pipeline(pipes: Any) -> None:
+    from concurrent.futures import ThreadPoolExecutor
+
+    def draw(steps: int) -> torch.Tensor:
+        return pipes[0](**SD3.call("text", num_inference_steps=steps, output_type="latent")).images
+
+    counts = [2, 5, 3, 4]
+    alone = [draw(steps) for steps in counts]
+    with ThreadPoolExecutor(2) as pool:
+        for together, expected in zip(pool.map(draw, counts), alone, strict=True):
+            assert torch.equal(together, expected)
+
+
+def test_guidance_can_end_early(pipes: Any) -> None:
+    from diffusers.callbacks import SD3CFGCutoffCallback as Theirs
+
+    from diffusion_core.callbacks import SD3CFGCutoffCallback
+
+    results = [
+        made(
+            **SD3.call(
+                "text",
+                generator=sd.seeded(),
+                num_inference_steps=4,
+                output_type="latent",
+                callback_on_step_end=kind(cutoff_step_ratio=None, cutoff_step_index=1),
+            )
+        ).images
+        for made, kind in zip(pipes, (SD3CFGCutoffCallback, Theirs), strict=True)
+    ]
+    assert float((results[0] - results[1]).abs().max()) < 1e-4
+
+
 # ---- skip-layer guidance ----
 
 
