@@ -210,8 +210,7 @@ def test_blocks_compile_alone() -> None:
     model = tiny(**SHAPES["3.5-medium"])
     torch._dynamo.reset()
     expected = model(**inputs()).sample
-    for block in model.transformer_blocks:
-        block.compile(backend="aot_eager", fullgraph=True)
+    model.compile_repeated_blocks(backend="aot_eager", fullgraph=True)
     assert torch.allclose(model(**inputs()).sample, expected, atol=1e-6)
 
 

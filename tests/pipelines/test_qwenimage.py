@@ -45,6 +45,7 @@ def test_several_pictures_agree(pipes: Any) -> None:
     assert difference(pipes, 1, num_images_per_prompt=2) < 1e-4
 
 
+@torch.no_grad()
 def test_embeddings_are_those_of_the_reference(pipes: Any) -> None:
     for prompts in (["a cat"], [LONG, "a dog"]):
         ours, theirs = (made.encode_prompt(prompts) for made in pipes)
