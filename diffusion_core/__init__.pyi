@@ -7,6 +7,7 @@ from .images import load_image as load_image
 from .images import make_image_grid as make_image_grid
 from .models.auto import AutoModel as AutoModel
 from .models.autoencoders.asymmetric import AsymmetricAutoencoderKL as AsymmetricAutoencoderKL
+from .models.autoencoders.cogvideox import AutoencoderKLCogVideoX as AutoencoderKLCogVideoX
 from .models.autoencoders.kl import AutoencoderKL as AutoencoderKL
 from .models.autoencoders.qwenimage import AutoencoderKLQwenImage as AutoencoderKLQwenImage
 from .models.autoencoders.tiny import AutoencoderTiny as AutoencoderTiny
@@ -14,7 +15,9 @@ from .models.base import Model as Model
 from .models.base import ModelMixin as ModelMixin
 from .models.controlnet import ControlNetModel as ControlNetModel
 from .models.controlnet_flux import FluxControlNetModel as FluxControlNetModel
+from .models.multi_controlnet import MultiControlNetModel as MultiControlNetModel
 from .models.transformers.auraflow import AuraFlowTransformer2DModel as AuraFlowTransformer2DModel
+from .models.transformers.cogvideox import CogVideoXTransformer3DModel as CogVideoXTransformer3DModel
 from .models.transformers.flux import FluxTransformer2DModel as FluxTransformer2DModel
 from .models.transformers.legacy import Transformer2DModel as Transformer2DModel
 from .models.transformers.ltx import LTXVideoTransformer3DModel as LTXVideoTransformer3DModel
@@ -32,6 +35,20 @@ from .pipelines.auto import AutoPipelineForInpainting as AutoPipelineForInpainti
 from .pipelines.auto import AutoPipelineForText2Image as AutoPipelineForText2Image
 from .pipelines.base import DiffusionPipeline as DiffusionPipeline
 from .pipelines.base import Pipeline as Pipeline
+from .pipelines.controlnet.img2img import (
+    StableDiffusionControlNetImg2ImgPipeline as StableDiffusionControlNetImg2ImgPipeline,
+)
+from .pipelines.controlnet.img2img_xl import (
+    StableDiffusionXLControlNetImg2ImgPipeline as StableDiffusionXLControlNetImg2ImgPipeline,
+)
+from .pipelines.controlnet.inpaint import (
+    StableDiffusionControlNetInpaintPipeline as StableDiffusionControlNetInpaintPipeline,
+)
+from .pipelines.controlnet.inpaint_xl import (
+    StableDiffusionXLControlNetInpaintPipeline as StableDiffusionXLControlNetInpaintPipeline,
+)
+from .pipelines.controlnet.pipeline import StableDiffusionControlNetPipeline as StableDiffusionControlNetPipeline
+from .pipelines.controlnet.pipeline_xl import StableDiffusionXLControlNetPipeline as StableDiffusionXLControlNetPipeline
 from .pipelines.ddim import DDIMPipeline as DDIMPipeline
 from .pipelines.ddpm import DDPMPipeline as DDPMPipeline
 from .pipelines.ddpm import ImagePipelineOutput as ImagePipelineOutput
@@ -89,5 +106,9 @@ from .schedulers.lms_discrete import LMSDiscreteScheduler as LMSDiscreteSchedule
 from .schedulers.pndm import PNDMScheduler as PNDMScheduler
 from .schedulers.tcd import TCDScheduler as TCDScheduler
 from .schedulers.unipc_multistep import UniPCMultistepScheduler as UniPCMultistepScheduler
+from .videos import VideoProcessor as VideoProcessor
+from .videos import export_to_gif as export_to_gif
+from .videos import export_to_video as export_to_video
+from .videos import load_video as load_video
 
 __version__: str

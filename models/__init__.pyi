@@ -1,5 +1,6 @@
 from .auto import AutoModel as AutoModel
 from .autoencoders.asymmetric import AsymmetricAutoencoderKL as AsymmetricAutoencoderKL
+from .autoencoders.cogvideox import AutoencoderKLCogVideoX as AutoencoderKLCogVideoX
 from .autoencoders.kl import AutoencoderKL as AutoencoderKL
 from .autoencoders.qwenimage import AutoencoderKLQwenImage as AutoencoderKLQwenImage
 from .autoencoders.tiny import AutoencoderTiny as AutoencoderTiny
@@ -7,6 +8,7 @@ from .base import Model as Model
 from .base import ModelMixin as ModelMixin
 from .controlnet import ControlNetModel as ControlNetModel
 from .controlnet_flux import FluxControlNetModel as FluxControlNetModel
+from .multi_controlnet import MultiControlNetModel as MultiControlNetModel
 from .transformers.auraflow import AuraFlowTransformer2DModel as AuraFlowTransformer2DModel
 from .transformers.cogvideox import CogVideoXTransformer3DModel as CogVideoXTransformer3DModel
 from .transformers.flux import FluxTransformer2DModel as FluxTransformer2DModel

@@ -4,6 +4,16 @@ from .auto import AutoPipelineForInpainting as AutoPipelineForInpainting
 from .auto import AutoPipelineForText2Image as AutoPipelineForText2Image
 from .base import DiffusionPipeline as DiffusionPipeline
 from .base import Pipeline as Pipeline
+from .controlnet.img2img import StableDiffusionControlNetImg2ImgPipeline as StableDiffusionControlNetImg2ImgPipeline
+from .controlnet.img2img_xl import (
+    StableDiffusionXLControlNetImg2ImgPipeline as StableDiffusionXLControlNetImg2ImgPipeline,
+)
+from .controlnet.inpaint import StableDiffusionControlNetInpaintPipeline as StableDiffusionControlNetInpaintPipeline
+from .controlnet.inpaint_xl import (
+    StableDiffusionXLControlNetInpaintPipeline as StableDiffusionXLControlNetInpaintPipeline,
+)
+from .controlnet.pipeline import StableDiffusionControlNetPipeline as StableDiffusionControlNetPipeline
+from .controlnet.pipeline_xl import StableDiffusionXLControlNetPipeline as StableDiffusionXLControlNetPipeline
 from .ddim import DDIMPipeline as DDIMPipeline
 from .ddpm import DDPMPipeline as DDPMPipeline
 from .ddpm import ImagePipelineOutput as ImagePipelineOutput

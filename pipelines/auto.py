@@ -28,10 +28,22 @@ FAMILIES = [
         "StableDiffusionInpaintPipeline",
     ),
     Family(
+        "controlnet",
+        "StableDiffusionControlNetPipeline",
+        "StableDiffusionControlNetImg2ImgPipeline",
+        "StableDiffusionControlNetInpaintPipeline",
+    ),
+    Family(
         "stable-diffusion-xl",
         "StableDiffusionXLPipeline",
         "StableDiffusionXLImg2ImgPipeline",
         "StableDiffusionXLInpaintPipeline",
+    ),
+    Family(
+        "controlnet-xl",
+        "StableDiffusionXLControlNetPipeline",
+        "StableDiffusionXLControlNetImg2ImgPipeline",
+        "StableDiffusionXLControlNetInpaintPipeline",
     ),
     Family(
         "stable-diffusion-3",
@@ -49,6 +61,8 @@ FAMILIES = [
     Family("auraflow", "AuraFlowPipeline"),
     Family("qwenimage", "QwenImagePipeline"),
 ]
+# The family that takes over where a ControlNet is given.
+STEERED = {"stable-diffusion": "controlnet", "stable-diffusion-xl": "controlnet-xl", "flux": "flux-controlnet"}
 
 
 class _Auto:
@@ -70,7 +84,8 @@ class _Auto:
         source = os.fspath(pretrained_model_or_path)
         names = ("revision", "token", "cache_dir", "force_download", "local_files_only")
         index, hub = read_index(source, {name: kwargs[name] for name in names if name in kwargs})
-        return cls.class_for(index.get("_class_name")).from_pretrained(source, **{**kwargs, **hub})
+        found = cls.class_for(index.get("_class_name"), kwargs.get("controlnet") is not None)
+        return found.from_pretrained(source, **{**kwargs, **hub})
 
     @classmethod
     def from_pipe(cls, pipeline: Pipeline, **kwargs: Any) -> Any:
@@ -83,15 +98,19 @@ class _Auto:
         Raises:
             ConfigError: if the family is unknown or has no pipeline for this task.
         """
-        return cls.class_for(type(pipeline).__name__).from_pipe(pipeline, **kwargs)
+        found = cls.class_for(type(pipeline).__name__, kwargs.get("controlnet") is not None)
+        return found.from_pipe(pipeline, **kwargs)
 
     @classmethod
-    def class_for(cls, pipeline_name: Any) -> Any:
-        """The class that does this task for the family of the pipeline class `pipeline_name`."""
+    def class_for(cls, pipeline_name: Any, steered: bool = False) -> Any:
+        """The class that does this task for the family of the pipeline class `pipeline_name`, steered or not."""
         family = next((each for each in FAMILIES if pipeline_name in each[1:]), None)
         if family is None:
             known = ", ".join(each.name for each in FAMILIES)
             raise ConfigError(f"{cls.__name__} knows no family with a {pipeline_name}; it knows {known}")
+        if steered:
+            name = STEERED.get(family.name, family.name)
+            family = next(each for each in FAMILIES if each.name == name)
         name = getattr(family, cls.task)
         if name is None:
             task = cls.task.replace("_", " ")

@@ -240,8 +240,8 @@ class PicturePipeline(Pipeline):
     def _draw(self, call: Call) -> Any:
         """Do what `call` says and return the result in the form it asks for."""
         callback = self.step_callback(call.callback_on_step_end, call.callback_on_step_end_tensor_inputs)
-        batch, task = self._check(call), call.task
-        task.prepare(self, call, batch)
+        self._prepare(call, self._check(call))
+        task = call.task
         with self.run(**call.state, num_timesteps=0) as run:
             steps = self._plan(call)
             tensors, truncated = self._text_tensors(call.prompts)
@@ -252,6 +252,10 @@ class PicturePipeline(Pipeline):
         parts = (task.finish(self, images), *more)
         cut = truncated if truncated and any(truncated) else None
         return self._output(*parts, cut) if call.return_dict else parts
+
+    def _prepare(self, call: Call, batch: int) -> None:
+        """Settle the size and make tensors of pictures. No model is called."""
+        call.task.prepare(self, call, batch)
 
     def _plan(self, call: Call) -> Steps:
         """The steps to take."""

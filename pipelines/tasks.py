@@ -3,10 +3,12 @@
 A task knows nothing of families: how latents are packed and which sizes fit, it asks the pipeline.
 """
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from diffusion_core.config import FrozenDict
 from diffusion_core.images import ImageInput
 from diffusion_core.randomness import Generators, randn_tensor
 
@@ -30,9 +32,11 @@ class Task:
         width: likewise.
         count: how many prompts there are.
         batch: how many pictures are drawn.
+        frame: how the image processor brings other pictures of the call to the same part of the scene.
     """
 
     strength: float | None = None
+    frame: Mapping[str, Any] = FrozenDict()
     height: int
     width: int
     count: int
@@ -221,6 +225,8 @@ class Inpaint(Task):
             self.count,
             batch,
         )
+        if self.canvas.crop is not None:
+            self.frame = {"resize_mode": "fill", "crops_coords": self.canvas.crop}
         self._check_latents(pipe)
 
     def _check_latents(self, pipe: "PicturePipeline") -> None:

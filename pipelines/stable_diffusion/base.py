@@ -12,8 +12,7 @@ from ...models.unets.unet_2d_condition import UNet2DConditionModel
 from ...offload.engine import execution_device, execution_dtype
 from ...schedulers.base import Scheduler
 from .. import picture
-from ..guidance import guidance_embedding, guide
-from ..picture import Call, PicturePipeline, Tensors
+from ..picture import Call, Tensors
 from ..text import (
     as_prompts,
     check_clip_skip,
@@ -21,6 +20,7 @@ from ..text import (
     encode_clip,
     parts_for,
 )
+from ..unet import UNetPipeline
 from .output import StableDiffusionPipelineOutput
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class Prompts(picture.Prompts):
         return super().count()
 
 
-class StableDiffusionBase(PicturePipeline):
+class StableDiffusionBase(UNetPipeline):
     """Base of the pipelines of Stable Diffusion 1 and 2.
 
     Args:
@@ -111,9 +111,6 @@ class StableDiffusionBase(PicturePipeline):
         return type(scheduler).from_config(config, **wrong)
 
     # ---- check ----
-
-    def _guided(self, guidance_scale: float) -> bool:
-        return guidance_scale > 1 and self.unet.config.time_cond_proj_dim is None
 
     def _check(self, call: Call) -> int:
         batch, prompts = super()._check(call), call.prompts
@@ -203,23 +200,11 @@ class StableDiffusionBase(PicturePipeline):
     # ---- denoise ----
 
     def _constants(self, call: Call, tensors: Tensors) -> Tensors:
-        """The guidance scale as an input, for a UNet that was distilled to take it."""
-        size, latents = self.unet.config.time_cond_proj_dim, tensors["latents"]
-        if size is None:
-            return {"timestep_cond": None}
-        scales = torch.full((len(latents),), self.guidance_scale - 1.0, device=latents.device)
-        return {"timestep_cond": guidance_embedding(scales, size).to(latents.dtype)}
+        return {"timestep_cond": self._scale_condition(tensors["latents"])}
 
     def _predict(self, index: int, timestep: torch.Tensor, sample: torch.Tensor, tensors: Tensors) -> torch.Tensor:
-        guided = self.do_classifier_free_guidance
-        prediction = self.unet(
-            torch.cat([sample, sample]) if guided else sample,
-            timestep,
-            encoder_hidden_states=tensors["prompt_embeds"],
-            timestep_cond=tensors["timestep_cond"],
-            return_dict=False,
-        )[0]
-        return guide(prediction, self.guidance_scale, self.guidance_rescale) if guided else prediction
+        conditions = {"encoder_hidden_states": tensors["prompt_embeds"], "timestep_cond": tensors["timestep_cond"]}
+        return self._call_unet(index, timestep, sample, conditions, tensors)
 
     # ---- decode ----
 

@@ -5,15 +5,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
-from diffusion_core.logging import get_logger
-
 from ...models.autoencoders.kl import AutoencoderKL
 from ...models.unets.unet_2d_condition import UNet2DConditionModel
 from ...schedulers.base import Scheduler
-from ..guidance import guidance_embedding, guide
 from ..loop import Steps
-from ..picture import Call, PicturePipeline, Tensors
+from ..picture import Call, Tensors
 from ..text import check_clip_skip
+from ..unet import UNetPipeline
 from .output import StableDiffusionXLPipelineOutput
 from .prompts import Encoded, Prompts, encode
 
@@ -25,8 +23,6 @@ if TYPE_CHECKING:
         CLIPTokenizer,
         CLIPVisionModelWithProjection,
     )
-
-logger = get_logger(__name__)
 
 Size = tuple[int, int]
 
@@ -99,7 +95,7 @@ class XLCall(Call):
     denoising_end: float | None = None
 
 
-class StableDiffusionXLBase(PicturePipeline):
+class StableDiffusionXLBase(UNetPipeline):
     """Base of the pipelines of Stable Diffusion XL.
 
     Args:
@@ -161,9 +157,6 @@ class StableDiffusionXLBase(PicturePipeline):
         )
 
     # ---- check ----
-
-    def _guided(self, guidance_scale: float) -> bool:
-        return guidance_scale > 1 and self.unet.config.time_cond_proj_dim is None
 
     def _encoders(self) -> list[tuple[Any, Any]]:
         """The tokenizers and encoders that are there."""
@@ -315,27 +308,22 @@ class StableDiffusionXLBase(PicturePipeline):
 
     def _constants(self, call: Any, tensors: Tensors) -> Tensors:
         """Sizes as the UNet takes them, and the guidance scale, for a UNet that was distilled to take it."""
-        latents, size = tensors["latents"], self.unet.config.time_cond_proj_dim
+        latents = tensors["latents"]
         placed = {"device": latents.device, "dtype": tensors["prompt_embeds"].dtype}
         rows = call.conditions.rows((call.task.height, call.task.width), self._scored())
         numbers = torch.tensor(rows if self.do_classifier_free_guidance else rows[1:], **placed)
-        condition = None
-        if size is not None:
-            scales = torch.full((len(latents),), self.guidance_scale - 1.0, device=latents.device)
-            condition = guidance_embedding(scales, size).to(latents.dtype)
-        return {"add_time_ids": numbers.repeat_interleave(len(latents), dim=0), "timestep_cond": condition}
+        return {
+            "add_time_ids": numbers.repeat_interleave(len(latents), dim=0),
+            "timestep_cond": self._scale_condition(latents),
+        }
 
     def _predict(self, index: int, timestep: torch.Tensor, sample: torch.Tensor, tensors: Tensors) -> torch.Tensor:
-        guided = self.do_classifier_free_guidance
-        prediction = self.unet(
-            torch.cat([sample, sample]) if guided else sample,
-            timestep,
-            encoder_hidden_states=tensors["prompt_embeds"],
-            timestep_cond=tensors["timestep_cond"],
-            added_cond_kwargs={"text_embeds": tensors["add_text_embeds"], "time_ids": tensors["add_time_ids"]},
-            return_dict=False,
-        )[0]
-        return guide(prediction, self.guidance_scale, self.guidance_rescale) if guided else prediction
+        conditions = {
+            "encoder_hidden_states": tensors["prompt_embeds"],
+            "timestep_cond": tensors["timestep_cond"],
+            "added_cond_kwargs": {"text_embeds": tensors["add_text_embeds"], "time_ids": tensors["add_time_ids"]},
+        }
+        return self._call_unet(index, timestep, sample, conditions, tensors)
 
 
 class StableDiffusionXLRedrawing(StableDiffusionXLBase):

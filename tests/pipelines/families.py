@@ -14,7 +14,7 @@ from transformers import CLIPTextConfig, CLIPTextModelWithProjection
 
 import diffusion_core
 
-from . import flux, masked, qwen, sd, sd3, tiny
+from . import flux, masked, qwen, sd, sd3, steered, tiny
 
 PROMPTS = ["a red cat", "a dog"]
 NEGATIVES = ["ugly", "blue"]
@@ -329,6 +329,43 @@ QWEN = Family(
     graphs=2,
 )
 
+# ---- ControlNet ----
+
+
+def sd_steered_parts(library: ModuleType) -> dict[str, Any]:
+    parts = sd_parts(library)
+    return {**parts, "controlnet": steered.controlnet(library, parts["unet"])}
+
+
+def xl_steered_parts(library: ModuleType) -> dict[str, Any]:
+    parts = xl_parts(library)
+    return {**parts, "controlnet": steered.controlnet(library, parts["unet"])}
+
+
+CONTROLNET = replace(
+    SD,
+    name="controlnet",
+    parts=sd_steered_parts,
+    tasks={
+        "text": "StableDiffusionControlNetPipeline",
+        "image": "StableDiffusionControlNetImg2ImgPipeline",
+        "inpaint": "StableDiffusionControlNetInpaintPipeline",
+    },
+    task_arguments=steered.pictures(),
+)
+
+CONTROLNET_XL = replace(
+    SDXL,
+    name="controlnet-xl",
+    parts=xl_steered_parts,
+    tasks={
+        "text": "StableDiffusionXLControlNetPipeline",
+        "image": "StableDiffusionXLControlNetImg2ImgPipeline",
+        "inpaint": "StableDiffusionXLControlNetInpaintPipeline",
+    },
+    task_arguments=steered.pictures(),
+)
+
 # A new family is an entry here.
-FAMILIES = [SD, SDXL, PIXART, PIXART_ALPHA, AURAFLOW, SD3, FLUX, QWEN]
+FAMILIES = [SD, SDXL, CONTROLNET, CONTROLNET_XL, PIXART, PIXART_ALPHA, AURAFLOW, SD3, FLUX, QWEN]
 CASES = [(family, task) for family in FAMILIES for task in family.tasks]

@@ -154,7 +154,7 @@ def test_sizes_off_the_grid(family: Family, task: str) -> None:
     made, wide = pipe(family, task), 32 + family.multiple
     if task == "image":
         arguments = family.call(task, image=sd.image(wide + 1, 33))
-        if "height" not in arguments:
+        if "height" not in arguments and "control_image" not in arguments:
             assert made(**arguments).images.shape == (1, 3, 32, wide)
         return
     assert made(**family.call(task, height=32, width=wide)).images.shape == (1, 3, 32, wide)
