@@ -7,7 +7,7 @@ from pathlib import Path
 
 # What the model draws best with; measured in docs/shapes.md.
 STEPS = 20
-GUIDANCE_SCALE = 3.0
+GUIDANCE_SCALE = 2.0
 
 
 def shapes_folder() -> Path:
