@@ -24,6 +24,7 @@ from .models.transformers.ltx import LTXVideoTransformer3DModel as LTXVideoTrans
 from .models.transformers.pixart import PixArtTransformer2DModel as PixArtTransformer2DModel
 from .models.transformers.qwenimage import QwenImageTransformer2DModel as QwenImageTransformer2DModel
 from .models.transformers.sd3 import SD3Transformer2DModel as SD3Transformer2DModel
+from .models.transformers.wan import WanTransformer3DModel as WanTransformer3DModel
 from .models.unets.unet_2d import UNet2DModel as UNet2DModel
 from .models.unets.unet_2d_condition import UNet2DConditionModel as UNet2DConditionModel
 from .offload.group_offload import apply_group_offloading as apply_group_offloading
