@@ -84,6 +84,9 @@ def attention(
         ValueError: if the backend that was set cannot take the call.
     """
     parts = (query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2))
+    if settings is DEFAULT:
+        attended = F.scaled_dot_product_attention(*parts, attn_mask=attn_mask, is_causal=is_causal, scale=scale)
+        return attended.transpose(1, 2)
     options: dict[str, Any] = {"is_causal": is_causal, "scale": scale}
     if settings.slice_size is None:
         return _computed(*parts, attn_mask, settings.backend, options).transpose(1, 2)

@@ -2,13 +2,16 @@
 
 The design of Wan 2.1 (Wan Team 2025, arXiv 2503.20314, section 4.1). A video has 1 + k n frames: the first is a latent
 by itself, each k frames after it are one.
+
+A video passes whole, or in chunks with a `Memory` that is empty before the first: one frame, then k n frames each.
 """
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ...offload.attention import attention
+from ...offload.attention import DEFAULT, attention
+from .chunks import Memory
 
 Tensor = torch.Tensor
 
@@ -26,13 +29,22 @@ class CausalConv3d(nn.Conv3d):
         frames, rows, columns = self.kernel_size
         self.past, self.sides = frames - 1, (rows // 2, columns // 2)
 
-    def forward(self, input: Tensor) -> Tensor:  # noqa: A002
+    def forward(self, input: Tensor, memory: Memory | None = None) -> Tensor:  # noqa: A002
+        if memory is not None and self.past:
+            return self._chunk(input, memory)
         if input.shape[2] == 1:
             # All but the newest slice of the kernel would see zeros.
             out = F.conv2d(input[:, :, 0], self.weight[:, :, -1], self.bias, padding=self.sides)
             return out[:, :, None]
         past = F.pad(input, (0, 0, 0, 0, self.past, 0)) if self.past else input
         return F.conv3d(past, self.weight, self.bias, padding=(0, *self.sides))
+
+    def _chunk(self, chunk: Tensor, memory: Memory) -> Tensor:
+        earlier = memory.get(self)
+        seen = F.pad(chunk, (0, 0, 0, 0, self.past, 0)) if earlier is None else torch.cat([earlier, chunk], dim=2)
+        # A copy, so that the chunk itself can be freed.
+        memory[self] = seen[:, :, -self.past :].clone()
+        return F.conv3d(seen, self.weight, self.bias, padding=(0, *self.sides))
 
 
 class ChannelNorm(nn.Module):
@@ -63,10 +75,10 @@ class CausalResidualBlock(nn.Module):
         self.conv2 = CausalConv3d(out_dim, out_dim, 3)
         self.conv_shortcut = CausalConv3d(in_dim, out_dim, 1) if in_dim != out_dim else None
 
-    def forward(self, hidden_states: Tensor) -> Tensor:
+    def forward(self, hidden_states: Tensor, memory: Memory | None = None) -> Tensor:
         shortcut = hidden_states if self.conv_shortcut is None else self.conv_shortcut(hidden_states)
-        hidden_states = self.conv1(F.silu(self.norm1(hidden_states)))
-        return shortcut + self.conv2(self.dropout(F.silu(self.norm2(hidden_states))))
+        hidden_states = self.conv1(F.silu(self.norm1(hidden_states)), memory)
+        return shortcut + self.conv2(self.dropout(F.silu(self.norm2(hidden_states))), memory)
 
 
 class FrameAttention(nn.Module):
@@ -74,14 +86,16 @@ class FrameAttention(nn.Module):
 
     def __init__(self, dim: int) -> None:
         super().__init__()
+        self.attention_settings = DEFAULT
         self.norm = ChannelNorm(dim, axes=2)
         self.to_qkv = nn.Conv2d(dim, 3 * dim, 1)
         self.proj = nn.Conv2d(dim, dim, 1)
 
-    def forward(self, hidden_states: Tensor) -> Tensor:
+    def forward(self, hidden_states: Tensor, memory: Memory | None = None) -> Tensor:
+        """Attend; no frame sees another, so that `memory` is left alone."""
         frames = as_pictures(hidden_states)
         pixels = self.to_qkv(self.norm(frames)).flatten(2).mT.unsqueeze(2)
-        attended = attention(*pixels.chunk(3, dim=3)).squeeze(2).mT
+        attended = attention(*pixels.chunk(3, dim=3), settings=self.attention_settings).squeeze(2).mT
         return hidden_states + as_videos(self.proj(attended.reshape(frames.shape)), len(hidden_states))
 
 
@@ -94,9 +108,16 @@ class Downsample(nn.Module):
         self.resample = nn.Sequential(nn.ZeroPad2d((0, 1, 0, 1)), nn.Conv2d(dim, dim, 3, stride=2))
         self.time_conv = nn.Conv3d(dim, dim, (3, 1, 1), stride=(2, 1, 1)) if frames else None
 
-    def forward(self, hidden_states: Tensor) -> Tensor:
+    def forward(self, hidden_states: Tensor, memory: Memory | None = None) -> Tensor:
         hidden_states = as_videos(self.resample(as_pictures(hidden_states)), len(hidden_states))
-        if self.time_conv is None or hidden_states.shape[2] == 1:
+        if self.time_conv is None:
+            return hidden_states
+        if memory is not None:
+            last = memory.get(self)
+            memory[self] = hidden_states[:, :, -1:].clone()
+            if last is not None:
+                return self.time_conv(torch.cat([last, hidden_states], dim=2))
+        if hidden_states.shape[2] == 1:
             return hidden_states
         return torch.cat([hidden_states[:, :, :1], self.time_conv(hidden_states)], dim=2)
 
@@ -111,12 +132,16 @@ class Upsample(nn.Module):
         )
         self.time_conv = CausalConv3d(dim, 2 * dim, (3, 1, 1)) if frames else None
 
-    def forward(self, hidden_states: Tensor) -> Tensor:
-        if self.time_conv is not None and hidden_states.shape[2] > 1:
-            first, rest = hidden_states[:, :, :1], hidden_states[:, :, 1:]
+    def forward(self, hidden_states: Tensor, memory: Memory | None = None) -> Tensor:
+        if self.time_conv is not None:
+            alone = 0 if memory is not None and self in memory else 1
+            if memory is not None:
+                memory[self] = hidden_states.new_empty(0)
+            first, rest = hidden_states[:, :, :alone], hidden_states[:, :, alone:]
             # Each frame becomes two, which lie in the halves of the channels. The first frame is not seen by these.
-            pairs = torch.stack(self.time_conv(rest).chunk(2, dim=1), dim=3).flatten(2, 3)
-            hidden_states = torch.cat([first, pairs], dim=2)
+            if rest.shape[2]:
+                pairs = torch.stack(self.time_conv(rest, memory).chunk(2, dim=1), dim=3).flatten(2, 3)
+                hidden_states = torch.cat([first, pairs], dim=2)
         return as_videos(self.resample(as_pictures(hidden_states)), len(hidden_states))
 
 
@@ -128,9 +153,9 @@ class MidBlock(nn.Module):
         self.attentions = nn.ModuleList([FrameAttention(dim)])
         self.resnets = nn.ModuleList(CausalResidualBlock(dim, dim, dropout) for _ in range(2))
 
-    def forward(self, hidden_states: Tensor) -> Tensor:
+    def forward(self, hidden_states: Tensor, memory: Memory | None = None) -> Tensor:
         first, second = self.resnets
-        return second(self.attentions[0](first(hidden_states)))
+        return second(self.attentions[0](first(hidden_states, memory)), memory)
 
 
 class UpBlock(nn.Module):
@@ -143,10 +168,10 @@ class UpBlock(nn.Module):
         )
         self.upsamplers = None if frames is None else nn.ModuleList([Upsample(out_dim, frames)])
 
-    def forward(self, hidden_states: Tensor) -> Tensor:
+    def forward(self, hidden_states: Tensor, memory: Memory | None = None) -> Tensor:
         for block in self.resnets:
-            hidden_states = block(hidden_states)
-        return hidden_states if self.upsamplers is None else self.upsamplers[0](hidden_states)
+            hidden_states = block(hidden_states, memory)
+        return hidden_states if self.upsamplers is None else self.upsamplers[0](hidden_states, memory)
 
 
 def as_pictures(videos: Tensor) -> Tensor:

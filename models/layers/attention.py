@@ -87,7 +87,9 @@ class Attention(Fusing):
             hidden_states = hidden_states.flatten(2).transpose(1, 2)
         context = hidden_states if encoder_hidden_states is None else encoder_hidden_states
         split = (hidden_states.shape[0], -1, self.heads, self.dim_head)
-        query, key, value = (part.reshape(split) for part in self._project(hidden_states, context))
+        # Not a comprehension: each of its turns is a Python call, of which a UNet's step would have 128 more.
+        query, key, value = self._project(hidden_states, context)
+        query, key, value = query.reshape(split), key.reshape(split), value.reshape(split)
         if self.norm_q is not None and self.norm_k is not None:
             query, key = self.norm_q(query), self.norm_k(key)
         mask = None if attention_mask is None else per_head(attention_mask, key.shape[1])

