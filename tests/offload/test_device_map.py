@@ -68,7 +68,9 @@ def test_units_of_a_module():
 def test_every_model_class_can_be_spread():
     models = [getattr(diffusion_core, name) for name in diffusion_core.__all__]
     models = [each for each in models if isinstance(each, type) and issubclass(each, diffusion_core.ModelMixin)]
-    for cls in set(models) - {diffusion_core.ModelMixin, diffusion_core.MultiControlNetModel}:
+    # A base, a list of models and an old name are not built by themselves.
+    not_built = {diffusion_core.ModelMixin, diffusion_core.MultiControlNetModel, diffusion_core.Transformer2DModel}
+    for cls in set(models) - not_built:
         with torch.device("meta"):
             model = cls()
         found = units(model)
