@@ -11,6 +11,7 @@ from .models.autoencoders.cogvideox import AutoencoderKLCogVideoX as Autoencoder
 from .models.autoencoders.kl import AutoencoderKL as AutoencoderKL
 from .models.autoencoders.qwenimage import AutoencoderKLQwenImage as AutoencoderKLQwenImage
 from .models.autoencoders.tiny import AutoencoderTiny as AutoencoderTiny
+from .models.autoencoders.wan import AutoencoderKLWan as AutoencoderKLWan
 from .models.base import Model as Model
 from .models.base import ModelMixin as ModelMixin
 from .models.controlnet import ControlNetModel as ControlNetModel

@@ -4,6 +4,7 @@ from .autoencoders.cogvideox import AutoencoderKLCogVideoX as AutoencoderKLCogVi
 from .autoencoders.kl import AutoencoderKL as AutoencoderKL
 from .autoencoders.qwenimage import AutoencoderKLQwenImage as AutoencoderKLQwenImage
 from .autoencoders.tiny import AutoencoderTiny as AutoencoderTiny
+from .autoencoders.wan import AutoencoderKLWan as AutoencoderKLWan
 from .base import Model as Model
 from .base import ModelMixin as ModelMixin
 from .controlnet import ControlNetModel as ControlNetModel

@@ -11,6 +11,7 @@ from diffusion_core.randomness import Generators
 
 from ..base import Model
 from .causal import CausalConv3d, CausalResidualBlock, ChannelNorm, Downsample, FrameAttention, MidBlock, UpBlock
+from .chunks import Memory
 from .distribution import DiagonalGaussianDistribution
 from .outputs import AutoencoderKLOutput, DecoderOutput
 from .tiling import TilingMixin, image_axes
@@ -70,11 +71,11 @@ class CausalEncoder(nn.Module):
         self.norm_out = ChannelNorm(width)
         self.conv_out = CausalConv3d(width, z_dim, 3)
 
-    def forward(self, hidden_states: Tensor) -> Tensor:
-        hidden_states = self.conv_in(hidden_states)
+    def forward(self, hidden_states: Tensor, memory: Memory | None = None) -> Tensor:
+        hidden_states = self.conv_in(hidden_states, memory)
         for block in self.down_blocks:
-            hidden_states = block(hidden_states)
-        return self.conv_out(F.silu(self.norm_out(self.mid_block(hidden_states))))
+            hidden_states = block(hidden_states, memory)
+        return self.conv_out(F.silu(self.norm_out(self.mid_block(hidden_states, memory))), memory)
 
 
 class CausalDecoder(nn.Module):
@@ -102,34 +103,15 @@ class CausalDecoder(nn.Module):
         self.norm_out = ChannelNorm(width)
         self.conv_out = CausalConv3d(width, channels, 3)
 
-    def forward(self, hidden_states: Tensor) -> Tensor:
-        hidden_states = self.mid_block(self.conv_in(hidden_states))
+    def forward(self, hidden_states: Tensor, memory: Memory | None = None) -> Tensor:
+        hidden_states = self.mid_block(self.conv_in(hidden_states, memory), memory)
         for block in self.up_blocks:
-            hidden_states = block(hidden_states)
-        return self.conv_out(F.silu(self.norm_out(hidden_states)))
+            hidden_states = block(hidden_states, memory)
+        return self.conv_out(F.silu(self.norm_out(hidden_states)), memory)
 
 
-class AutoencoderKLQwenImage(TilingMixin, Model):
-    """Encodes videos, of which a picture is one with a single frame, as a Gaussian over latents, and decodes latents.
-
-    The architecture of Wan 2.1 (Wan Team 2025, arXiv 2503.20314, section 4.1), with a decoder trained for pictures (Wu
-    et al. 2025, arXiv 2508.02324, section 2.3). Latents are not normalised here; pipelines apply `latents_mean` and
-    `latents_std`.
-
-    Args:
-        base_dim: width of the first level.
-        z_dim: channels of the latents.
-        dim_mult: width of each level, as a multiple of `base_dim`; all but the last halve the sides.
-        num_res_blocks: residual blocks in a level of the encoder; the decoder has one more.
-        attn_scales: shares of the sides at which the encoder has attention, besides that at the lowest resolution.
-        temperal_downsample: (sic) for each level but the last, whether it halves the frames after the first.
-        dropout: probability, in training.
-        input_channels: of the videos.
-        latents_mean, latents_std: mean and spread of the latents by channel.
-
-    Raises:
-        ValueError: if `temperal_downsample` has not one entry for each level but the last.
-    """
+class CausalAutoencoder(TilingMixin, Model):
+    """What autoencoders of this design share; a class makes the encoder, the decoder and two 1x1x1 convolutions."""
 
     _repeated_blocks: ClassVar[list[str]] = ["CausalResidualBlock"]
     _no_split_modules: ClassVar[list[str] | None] = ["CausalResidualBlock", "FrameAttention"]
@@ -138,34 +120,10 @@ class AutoencoderKLQwenImage(TilingMixin, Model):
     _supports_gradient_checkpointing: ClassVar[bool] = False
     _entry_points = ("forward", "encode", "decode")
 
-    def __init__(
-        self,
-        base_dim: int = 96,
-        z_dim: int = 16,
-        dim_mult: Sequence[int] = (1, 2, 4, 4),
-        num_res_blocks: int = 2,
-        attn_scales: Sequence[float] = (),
-        temperal_downsample: Sequence[bool] = (False, True, True),
-        dropout: float = 0.0,
-        input_channels: int = 3,
-        latents_mean: Sequence[float] = MEAN,
-        latents_std: Sequence[float] = STD,
-    ) -> None:
-        super().__init__()
-        if len(temperal_downsample) != len(dim_mult) - 1:
-            raise ValueError(
-                f"temperal_downsample={tuple(temperal_downsample)} must have one entry for each level of "
-                f"dim_mult={tuple(dim_mult)} but the last"
-            )
-        self.encoder = CausalEncoder(
-            input_channels, base_dim, 2 * z_dim, dim_mult, num_res_blocks, attn_scales, temperal_downsample, dropout
-        )
-        self.quant_conv = CausalConv3d(2 * z_dim, 2 * z_dim, 1)
-        self.post_quant_conv = CausalConv3d(z_dim, z_dim, 1)
-        self.decoder = CausalDecoder(
-            input_channels, base_dim, z_dim, dim_mult, num_res_blocks, temperal_downsample, dropout
-        )
-        self._declare_tiles(image_axes(TILE, self.spatial_compression_ratio, OVERLAP))
+    encoder: CausalEncoder
+    decoder: CausalDecoder
+    quant_conv: CausalConv3d
+    post_quant_conv: CausalConv3d
 
     @property
     def spatial_compression_ratio(self) -> int:
@@ -201,7 +159,7 @@ class AutoencoderKLQwenImage(TilingMixin, Model):
         Raises:
             ValueError: if `z` is not a batch of such latents.
         """
-        _check_videos("z", z, self.config["z_dim"])
+        _check_videos("z", z, self.post_quant_conv.in_channels)
         sample = self._in_parts(self._decode, z, decode=True).clamp(-1.0, 1.0)
         return DecoderOutput(sample=sample) if return_dict else (sample,)
 
@@ -218,7 +176,7 @@ class AutoencoderKLQwenImage(TilingMixin, Model):
         return self.decode(z, return_dict=return_dict)
 
     def _posterior(self, x: Tensor) -> DiagonalGaussianDistribution:
-        _check_videos("x", x, self.config["input_channels"], self.spatial_compression_ratio)
+        _check_videos("x", x, self.encoder.conv_in.in_channels, self.spatial_compression_ratio)
         frames, unit = x.shape[2], self.temporal_compression_ratio
         x = x[:, :, : 1 + (frames - 1) // unit * unit]
         return DiagonalGaussianDistribution(self._in_parts(self._encode, x, decode=False))
@@ -230,6 +188,63 @@ class AutoencoderKLQwenImage(TilingMixin, Model):
         return self.decoder(self.post_quant_conv(z))
 
 
+class AutoencoderKLQwenImage(CausalAutoencoder):
+    """Encodes videos, of which a picture is one with a single frame, as a Gaussian over latents, and decodes latents.
+
+    The architecture of Wan 2.1 (Wan Team 2025, arXiv 2503.20314, section 4.1), with a decoder trained for pictures (Wu
+    et al. 2025, arXiv 2508.02324, section 2.3). Latents are not normalised here; pipelines apply `latents_mean` and
+    `latents_std`.
+
+    Args:
+        base_dim: width of the first level.
+        z_dim: channels of the latents.
+        dim_mult: width of each level, as a multiple of `base_dim`; all but the last halve the sides.
+        num_res_blocks: residual blocks in a level of the encoder; the decoder has one more.
+        attn_scales: shares of the sides at which the encoder has attention, besides that at the lowest resolution.
+        temperal_downsample: (sic) for each level but the last, whether it halves the frames after the first.
+        dropout: probability, in training.
+        input_channels: of the videos.
+        latents_mean, latents_std: mean and spread of the latents by channel.
+
+    Raises:
+        ValueError: if `temperal_downsample` has not one entry for each level but the last.
+    """
+
+    def __init__(
+        self,
+        base_dim: int = 96,
+        z_dim: int = 16,
+        dim_mult: Sequence[int] = (1, 2, 4, 4),
+        num_res_blocks: int = 2,
+        attn_scales: Sequence[float] = (),
+        temperal_downsample: Sequence[bool] = (False, True, True),
+        dropout: float = 0.0,
+        input_channels: int = 3,
+        latents_mean: Sequence[float] = MEAN,
+        latents_std: Sequence[float] = STD,
+    ) -> None:
+        super().__init__()
+        check_levels(dim_mult, temperal_downsample)
+        self.encoder = CausalEncoder(
+            input_channels, base_dim, 2 * z_dim, dim_mult, num_res_blocks, attn_scales, temperal_downsample, dropout
+        )
+        self.quant_conv = CausalConv3d(2 * z_dim, 2 * z_dim, 1)
+        self.post_quant_conv = CausalConv3d(z_dim, z_dim, 1)
+        self.decoder = CausalDecoder(
+            input_channels, base_dim, z_dim, dim_mult, num_res_blocks, temperal_downsample, dropout
+        )
+        self._declare_tiles(image_axes(TILE, self.spatial_compression_ratio, OVERLAP))
+
+
+def check_levels(dim_mult: Sequence[int], temperal_downsample: Sequence[bool]) -> None:
+    """Refuse `temperal_downsample` without an entry for each level but the last."""
+    if len(temperal_downsample) != len(dim_mult) - 1:
+        raise ValueError(
+            f"temperal_downsample={tuple(temperal_downsample)} must have one entry for each level of "
+            f"dim_mult={tuple(dim_mult)} but the last"
+        )
+
+
 def _check_videos(argument: str, tensor: Tensor, channels: int, smallest: int = 1) -> None:
     """Refuse anything but a batch (B, channels, T, H, W) with sides of at least `smallest`."""
     if tensor.dim() != 5:
@@ -239,5 +254,7 @@ def _check_videos(argument: str, tensor: Tensor, channels: int, smallest: int = 
         )
     if tensor.shape[1] != channels:
         raise ValueError(f"{argument} must have {channels} channels, not {tensor.shape[1]}: {tuple(tensor.shape)}")
+    if not tensor.shape[2]:
+        raise ValueError(f"{argument} must have at least one frame, not the shape {tuple(tensor.shape)}")
     if min(tensor.shape[3:]) < smallest:
         raise ValueError(f"{argument} must be at least {smallest} x {smallest}, not {tuple(tensor.shape[3:])}")
