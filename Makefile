@@ -14,7 +14,7 @@ demo: $(VENV)/.demo
 
 test: lint types
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --ignore tests/offload/simulator
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/offload/simulator
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal tests/offload/simulator
 
 test-slow: $(VENV)/.test
 	$(BIN)/python -m pytest -m slow -s --ignore tests/offload/simulator

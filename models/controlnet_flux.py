@@ -92,8 +92,8 @@ class FluxControlNetModel(FluxBlocks):
                 -1 to 1 where the config has `conditioning_embedding_channels`.
             controlnet_mode: which kind of picture it is, (B, 1), where the config has `num_mode`.
             conditioning_scale: strength, a factor of what is returned.
-            hidden_states, encoder_hidden_states, pooled_projections, timestep, img_ids, txt_ids, guidance,
-                joint_attention_kwargs: as for `FluxTransformer2DModel`.
+            hidden_states, encoder_hidden_states, pooled_projections: as for `FluxTransformer2DModel`.
+            timestep, img_ids, txt_ids, guidance, joint_attention_kwargs: likewise.
             return_dict: False gives a tuple.
 
         Raises:

@@ -49,8 +49,8 @@ class FluxControlNetPipeline(FluxAdapterBase):
 
     Args:
         controlnet: what steers.
-        scheduler, vae, text_encoder, tokenizer, text_encoder_2, tokenizer_2, transformer, image_encoder,
-            feature_extractor: as for `FluxPipeline`.
+        scheduler, vae, text_encoder, tokenizer, text_encoder_2, tokenizer_2, transformer: as for `FluxPipeline`.
+        image_encoder, feature_extractor: likewise.
 
     Raises:
         TypeError: if `controlnet` is a list: one ControlNet is taken.
