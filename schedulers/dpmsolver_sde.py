@@ -85,7 +85,8 @@ class DPMSolverSDEScheduler(TwoStageScheduler):
         self._check_train_steps(num_train_timesteps)
         times, levels = self._sigma_schedule(num_inference_steps, timesteps, sigmas)
         between = np.asarray(np.sqrt(levels[:-2] * levels[1:-1]), dtype=np.float64)
-        self._take_two_stages(times, levels, timestep_at(between, self._training_sigmas), between, device)
+        second_times = timestep_at(between, self._training_sigmas)
+        self._take_two_stages(times, levels, second_times, between, device, exact=True)
         # A Brownian path is rough: where two levels differ in the last digit, its values differ in the third. So they
         # are rounded as the reference rounds them, in float32 and by way of the logarithm.
         places = -torch.tensor(levels[:-1].tolist()).log()

@@ -51,10 +51,12 @@ class KDPM2DiscreteScheduler(TwoStageScheduler):
         """Choose the steps: how many, or which timesteps (falling), or which sigmas (falling, with the end)."""
         self._check_train_steps(num_train_timesteps)
         times, levels = self._sigma_schedule(num_inference_steps, timesteps, sigmas)
-        if sigmas is None and sigma_mode(self._own_config()) == "karras":
+        mode = sigma_mode(self._own_config())
+        if sigmas is None and mode == "karras":
             times = np.round(times)
         second = self._second_levels(levels)
-        self._take_two_stages(times, levels, timestep_at(second, self._training_sigmas), second, device)
+        second_times = timestep_at(second, self._training_sigmas)
+        self._take_two_stages(times, levels, second_times, second, device, exact=mode is not None)
 
     def _second_levels(self, levels: Array) -> Array:
         """The sigma that each step but the last looks ahead to."""
