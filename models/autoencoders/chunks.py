@@ -31,10 +31,18 @@ class ChunkedConv3d(nn.Module):
             earlier = memory.get(self)
             if earlier is None:
                 earlier = film[:, :, :1].expand(-1, -1, self.before, -1, -1)
-            film = torch.cat([earlier, film], dim=2)
+            film = put_before(earlier, film)
             # A copy, so that the chunk itself can be freed.
             memory[self] = film[:, :, -self.before :].clone()
         return self.conv(film)
+
+
+def put_before(earlier: torch.Tensor, film: torch.Tensor) -> torch.Tensor:
+    """Frames `earlier` than a film's and then these, in the film's memory format: `torch.cat` would lose it."""
+    count = earlier.shape[2]
+    longer = F.pad(film, (0, 0, 0, 0, count, 0))
+    longer[:, :, :count] = earlier
+    return longer
 
 
 def chunks_of(film: torch.Tensor, size: int) -> Iterator[torch.Tensor]:
@@ -48,11 +56,9 @@ def chunks_of(film: torch.Tensor, size: int) -> Iterator[torch.Tensor]:
 
 def halve_frames(film: torch.Tensor) -> torch.Tensor:
     """The means of pairs of frames; of an odd number, the first stays by itself."""
-    odd = film.shape[2] % 2
-    first, rest = film[:, :, :odd], film[:, :, odd:]
-    if rest.shape[2] == 0:
-        return first
-    return torch.cat([first, F.avg_pool3d(rest, (2, 1, 1))], dim=2)
+    # The mean of the first frame with itself is the first frame, to the bit.
+    film = put_before(film[:, :, :1], film) if film.shape[2] % 2 else film
+    return F.avg_pool3d(film, (2, 1, 1))
 
 
 def double(film: torch.Tensor, frames_too: bool) -> torch.Tensor:

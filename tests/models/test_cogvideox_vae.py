@@ -7,6 +7,7 @@ import diffusers
 import pytest
 import torch
 
+from diffusion_core.models.autoencoders.chunks import ChunkedConv3d, Memory, double, halve_frames
 from diffusion_core.models.autoencoders.cogvideox import AutoencoderKLCogVideoX
 from tests.support import hub_config
 
@@ -85,6 +86,24 @@ def test_slices_are_the_whole_batch() -> None:
     whole = ours.decode(ours.encode(film(5, batch=2)).latent_dist.mode()).sample
     ours.enable_slicing()
     assert torch.allclose(ours.decode(ours.encode(film(5, batch=2)).latent_dist.mode()).sample, whole, atol=1e-5)
+
+
+@torch.no_grad()
+def test_padding_in_time_keeps_the_memory_format() -> None:
+    """Case 115: before a film, between chunks and where frames are joined. (torch's group norm on the CPU does not.)"""
+
+    def in_format(given: torch.Tensor) -> bool:
+        return given.is_contiguous(memory_format=torch.channels_last_3d)
+
+    met: list[bool] = []
+    conv = ChunkedConv3d(8, 8).to(memory_format=torch.channels_last_3d)
+    conv.conv.register_forward_pre_hook(lambda _, args: met.append(in_format(args[0])))
+    first, second = (torch.randn(2, 8, 5, 6, 6).contiguous(memory_format=torch.channels_last_3d) for _ in range(2))
+    memory: Memory = {}
+    apart = torch.cat([conv(part, memory) for part in (first, second)], dim=2)
+    assert torch.allclose(apart, conv(torch.cat([first, second], dim=2), {}), atol=1e-5)
+    assert met[:2] == [True, True]
+    assert in_format(halve_frames(first)) and in_format(double(first, True)) and in_format(double(first, False))
 
 
 @pytest.mark.parametrize("name", ["CogVideoX-2b", "CogVideoX-5b"])
