@@ -90,7 +90,7 @@ def test_slices_are_the_whole_batch() -> None:
 
 @torch.no_grad()
 def test_padding_in_time_keeps_the_memory_format() -> None:
-    """Case 115: before a film, between chunks and where frames are joined. (torch's group norm and pooling do not, on the CPU.)"""
+    """Case 115: before a film, between chunks, and where it grows. (On the CPU, torch's group norm loses it.)"""
 
     def in_format(given: torch.Tensor) -> bool:
         return given.is_contiguous(memory_format=torch.channels_last_3d)
