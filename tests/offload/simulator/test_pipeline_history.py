@@ -3,6 +3,7 @@
 The twin is never placed. Casting, layouts, tiles and dtypes are applied to both.
 """
 
+import gc
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -72,8 +73,11 @@ class History:
 
     def reload(self, _=None, **options) -> None:
         with TemporaryDirectory() as folder:
-            for name, pipe, more in (("pipe", self.pipe, options), ("twin", self.twin, {})):
-                pipe.save_pretrained(Path(folder) / name)
+            for name, more in (("pipe", options), ("twin", {})):
+                getattr(self, name).save_pretrained(Path(folder) / name)
+                # Two of them do not fit on the devices.
+                setattr(self, name, None)
+                gc.collect()
                 again = diffusion_core.StableDiffusionPipeline.from_pretrained(Path(folder) / name, **more)
                 again.set_progress_bar_config(disable=True)
                 setattr(self, name, again)
