@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from .causal import CausalConv3d
+from .causal_vae import MEAN, OVERLAP, STD, TILE, CausalAutoencoder, CausalDecoder, CausalEncoder, check_levels
 from .chunks import Memory
-from .qwenimage import MEAN, OVERLAP, STD, TILE, CausalAutoencoder, CausalDecoder, CausalEncoder, check_levels
 from .tiling import Axis, image_axes
 
 
