@@ -65,7 +65,7 @@ def check_generator(generator: Generators | None, batch_size: int, device: torch
     if several and len(generator) != batch_size:
         raise ValueError(
             f"generator is a list of {len(generator)}, but {batch_size} samples are drawn: pass one generator for "
-            f"each sample (prompts x num_images_per_prompt), or a single one for all"
+            f"each sample (prompts x results for each), or a single one for all"
         )
 
 

@@ -34,10 +34,11 @@ def check_latents(latents: torch.Tensor, expected: tuple[int, ...], name: str = 
     if not isinstance(latents, torch.Tensor):
         raise TypeError(f"{name} must be a tensor of shape {expected}, not {type(latents).__name__}")
     if tuple(latents.shape) != expected:
-        packed = "tokens, channels of a token"
-        parts = packed if len(expected) == 3 else "channels, height and width divided by the autoencoder's scale"
+        parts = {3: "tokens, channels of a token", 5: "the other axes of a film's latents"}.get(
+            len(expected), "channels, height and width divided by the autoencoder's scale"
+        )
         raise ValueError(
-            f"{name} has shape {tuple(latents.shape)}, expected {expected}: (prompts x num_images_per_prompt, {parts})"
+            f"{name} has shape {tuple(latents.shape)}, expected {expected}: (prompts x results for each, {parts})"
         )
     if not latents.is_floating_point() or not bool(latents.isfinite().all()):
         raise ValueError(f"{name} must hold finite floating-point numbers, but has {latents.dtype} or NaN or infinity")

@@ -61,12 +61,14 @@ class Prompts:
     prompt_embeds: torch.Tensor | None = None
     negative_prompt_embeds: torch.Tensor | None = None
     num_images_per_prompt: int = 1
+    # What a call names the last one.
+    _repeats: ClassVar[str] = "num_images_per_prompt"
 
     def count(self) -> int:
         """The number of prompts, after all that can be told about them alone was checked."""
         count = count_prompts(self.prompt, self.prompt_embeds)
         check_negative(self.negative_prompt, self.negative_prompt_embeds, self.prompt_embeds, count)
-        check_count("num_images_per_prompt", self.num_images_per_prompt)
+        check_count(self._repeats, self.num_images_per_prompt)
         return count
 
 
@@ -108,6 +110,10 @@ class PicturePipeline(Pipeline):
     _upcasts: ClassVar[bool] = True
     # A share of the steps that is no whole number: Stable Diffusion 1 and XL round it down, flow models round it up.
     _rounds_strength_up: ClassVar[bool] = False
+    # Noise is drawn as latents (N, C, h, w) and packed, or, if this is set, in the shape that the denoiser takes.
+    _draws_packed: ClassVar[bool] = False
+    # The axis of packed latents along which a task adds channels.
+    _channel_axis: ClassVar[int] = 1
 
     # ---- sizes ----
 
@@ -166,20 +172,20 @@ class PicturePipeline(Pipeline):
     def _size(self, height: int | None, width: int | None, latents: torch.Tensor | None = None) -> tuple[int, int]:
         """Height and width in pixels, checked; what is not given follows `latents`, then the denoiser."""
         default_height, default_width = self._default_size()
-        if isinstance(latents, torch.Tensor) and latents.ndim == 4:
+        if isinstance(latents, torch.Tensor) and latents.ndim in (4, 5):
             default_height, default_width = (side * self.vae_scale_factor for side in latents.shape[-2:])
         height, width = default_height if height is None else height, default_width if width is None else width
         check_size(height, width, self.size_multiple)
         return height, width
 
-    def _latent_shape(self, batch: int, height: int, width: int) -> tuple[int, int, int, int]:
+    def _latent_shape(self, batch: int, height: int, width: int) -> tuple[int, ...]:
         """The shape (N, C, h, w) of latents, before they are packed, for a picture size."""
         factor = self.vae_scale_factor
         return batch, self.latent_channels, height // factor, width // factor
 
     # ---- the shape that the denoiser takes ----
 
-    def _packed_shape(self, shape: tuple[int, int, int, int]) -> tuple[int, ...]:
+    def _packed_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """What `_pack` makes of latents of this shape, and what a user's `latents` must have."""
         return shape
 
@@ -251,7 +257,11 @@ class PicturePipeline(Pipeline):
             images, *more = self._decode(latents, call)
         parts = (task.finish(self, images), *more)
         cut = truncated if truncated and any(truncated) else None
-        return self._output(*parts, cut) if call.return_dict else parts
+        return self._result(parts, cut, call) if call.return_dict else parts
+
+    def _result(self, parts: tuple[Any, ...], truncated: list[str] | None, call: Call) -> Any:
+        """The output object of what `_decode` gave and what was cut from the prompts."""
+        return self._output(*parts, truncated)
 
     def _prepare(self, call: Call, batch: int) -> None:
         """Settle the size and make tensors of pictures. No model is called."""
@@ -300,11 +310,20 @@ class PicturePipeline(Pipeline):
             latents = tensors["latents"]
             sample = steps.scheduler.scale_model_input(latents, timestep)
             more = call.task.channels(tensors)
-            prediction = self._predict(index, timestep, torch.cat([sample, *more], dim=1) if more else sample, tensors)
-            tensors["latents"] = steps.scheduler.step(prediction, timestep, latents, **options, return_dict=False)[0]
+            prediction = self._predict(
+                index, timestep, torch.cat([sample, *more], dim=self._channel_axis) if more else sample, tensors
+            )
+            tensors["latents"] = self._step(steps, index, prediction, tensors, options)
             tensors["latents"] = call.task.blend(steps, index, tensors)
             tensors = callback(index, timestep, **tensors)
         return tensors["latents"]
+
+    def _step(
+        self, steps: Steps, index: int, prediction: torch.Tensor, tensors: Tensors, options: Tensors
+    ) -> torch.Tensor:
+        """The latents after step `index`; `options` are what the scheduler's `step` takes besides."""
+        step, timestep = steps.scheduler.step, steps.timesteps[index]
+        return step(prediction, timestep, tensors["latents"], **options, return_dict=False)[0]
 
     def _predict(self, index: int, timestep: torch.Tensor, sample: torch.Tensor, tensors: Tensors) -> torch.Tensor:
         """The guided prediction for one step.
@@ -328,7 +347,7 @@ class PicturePipeline(Pipeline):
         task = call.task
         pixels = decode_latents(
             self.vae,
-            self._unpack(latents, task.height, task.width),
+            self._unpack(latents, *task.size),
             generator=call.generator,
             upcast=self._upcasts_vae(),
             **task.conditions(self),

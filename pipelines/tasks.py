@@ -43,6 +43,11 @@ class Task:
     batch: int
     generator: Generators | None
 
+    @property
+    def size(self) -> tuple[int, ...]:
+        """Height and width, and the frames of a film."""
+        return self.height, self.width
+
     def prepare(self, pipe: "PicturePipeline", call: "Call", batch: int) -> None:
         """Settle the size and refuse what does not make sense. No model is called."""
         self.count, self.batch, self.generator = call.prompts.count(), batch, call.generator
@@ -76,7 +81,9 @@ class Task:
         placed = {"device": pipe._execution_device, "dtype": pipe.denoiser.dtype}
         if latents is not None:
             return latents.to(**placed)
-        shape = pipe._latent_shape(self.batch, self.height, self.width)
+        shape = pipe._latent_shape(self.batch, *self.size)
+        if pipe._draws_packed:
+            return randn_tensor(pipe._packed_shape(shape), generator=self.generator, **placed)
         return pipe._pack(randn_tensor(shape, generator=self.generator, **placed))
 
     def _encoded(self, pipe: "PicturePipeline", pixels: torch.Tensor) -> torch.Tensor:
@@ -111,7 +118,7 @@ class FromNoise(Task):
         super().prepare(pipe, call, batch)
         self.height, self.width = pipe._size(*self.asked, self.latents)
         if self.latents is not None:
-            shape = pipe._latent_shape(batch, self.height, self.width)
+            shape = pipe._latent_shape(batch, *self.size)
             check_latents(self.latents, pipe._packed_shape(shape))
 
     def start(self, pipe: "PicturePipeline", steps: Steps) -> Tensors:
@@ -157,7 +164,7 @@ class FromImage(Task):
             pipe._check_present("vae", remedy="pass latents as image")
         self.pixels = pixels
         if self.latents is not None:
-            shape = pipe._latent_shape(batch, self.height, self.width)
+            shape = pipe._latent_shape(batch, *self.size)
             check_latents(self.latents, pipe._packed_shape(shape))
 
     def start(self, pipe: "PicturePipeline", steps: Steps) -> Tensors:
@@ -231,7 +238,7 @@ class Inpaint(Task):
 
     def _check_latents(self, pipe: "PicturePipeline") -> None:
         """Refuse latents that do not fit the size, and a call that needs an autoencoder which is absent."""
-        shape = pipe._latent_shape(self.batch, self.height, self.width)
+        shape = pipe._latent_shape(self.batch, *self.size)
         if self.latents is not None:
             check_latents(self.latents, pipe._packed_shape(shape))
         given = self.surroundings
@@ -262,7 +269,7 @@ class Inpaint(Task):
 
     def _mask_tensors(self, pipe: "PicturePipeline") -> Tensors:
         """The mask at the size of latents, and the latents of what it leaves, both packed."""
-        canvas, shape = self.canvas, pipe._latent_shape(self.batch, self.height, self.width)
+        canvas, shape = self.canvas, pipe._latent_shape(self.batch, *self.size)
         mask = torch.nn.functional.interpolate(canvas.mask, size=shape[2:])
         surroundings = self.surroundings
         if surroundings is None and canvas.pixels.shape[1] != pipe.latent_channels:
