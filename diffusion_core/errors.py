@@ -7,6 +7,7 @@
     |   `-- KeyMismatchError            missing, unexpected or wrongly shaped tensors, listed
     |-- ConfigError (ValueError)        a config or model_index that makes no sense
     |-- PlacementError (ValueError)     a memory mode or device map that cannot be applied
+    |-- MissingPackageError (ImportError, RuntimeError)  what was asked for needs a package that is not here
     |-- NumericalError (ArithmeticError)  values that are not finite
     |-- UnsupportedError (ValueError)   what the reference has and this library has not
     `-- RaceError (RuntimeError)        unordered accesses to memory on a simulated device
@@ -53,6 +54,13 @@ class ConfigError(DiffusionCoreError, ValueError):
 
 class PlacementError(DiffusionCoreError, ValueError):
     """A device map or memory mode cannot be applied; nothing was changed."""
+
+
+class MissingPackageError(DiffusionCoreError, ImportError, RuntimeError):
+    """A package that was asked for is not installed, or too old; the message says how to get it.
+
+    A `RuntimeError` too, since that is what the reference raises.
+    """
 
 
 class NumericalError(DiffusionCoreError, ArithmeticError):

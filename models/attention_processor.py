@@ -12,12 +12,14 @@ __all__ = ["Attention", "AttnProcessor", "AttnProcessor2_0", "SlicedAttnProcesso
 class AttnProcessor(AttentionSettings):
     """Attention by plain matrix products."""
 
-    backend: str = "_native_math"
+    backend: str | None = "_native_math"
 
 
 @dataclass(frozen=True)
 class AttnProcessor2_0(AttentionSettings):  # noqa: N801  # the reference's name
-    """Attention by the kernel that torch chooses: what layers do by themselves."""
+    """Attention by the kernel that torch chooses."""
+
+    backend: str | None = "native"
 
 
 @dataclass(frozen=True)

@@ -1,24 +1,31 @@
-"""`attention`: the one function through which every model attends, and the settings of how it does."""
+"""`attention`: the one function through which every model attends, and the settings of how it does.
 
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
+The settings belong to the layers of a model. What no layer has set is that of the `attention_backend` around the call,
+or else that of the environment.
+"""
+
+import os
+import threading
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any, TypeAlias, cast
 
 import torch
 import torch.nn.functional as F
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from diffusion_core.logging import get_logger
+
+from .attention_backends import BACKENDS, Backend, backend_named
+from .attention_kernels import RefusedError, native
+from .attention_masks import DEFAULT_MAX_BYTES, Call, packed, padding_of, split, worth_splitting
+
+logger = get_logger(__name__)
 SliceSize: TypeAlias = int | str | None
-
-# The names are the reference's. None leaves the choice of a kernel to torch.
-BACKENDS: dict[str, SDPBackend | None] = {
-    "native": None,
-    "_native_cudnn": SDPBackend.CUDNN_ATTENTION,
-    "_native_efficient": SDPBackend.EFFICIENT_ATTENTION,
-    "_native_flash": SDPBackend.FLASH_ATTENTION,
-    "_native_math": SDPBackend.MATH,
-}
+# Names for code that was written for the reference: AttentionBackendName.FLASH.
+AttentionBackendName = Enum("AttentionBackendName", {name.upper(): name for name in BACKENDS}, type=str)
+VARIABLES = ("DIFFUSION_CORE_ATTENTION_BACKEND", "DIFFUSERS_ATTN_BACKEND")
 
 
 @dataclass(frozen=True)
@@ -26,23 +33,32 @@ class AttentionSettings:
     """How the layers of a model attend. Every layer has its own, so nothing is shared between models.
 
     Args:
-        backend: a key of `BACKENDS`.
+        backend: a key of `BACKENDS`; None for that of the surroundings, which is "native" if nothing says otherwise.
         slice_size: None computes all heads at once, a number so many heads of one sample at a time, "auto" half of
             them, and "max" one. Less memory where torch has no fused kernel, with the same numbers.
+        strict: raise where the backend cannot take a call, in place of leaving the call to torch.
+        max_bytes: what the backend "chunked" may take besides its result.
 
     Raises:
-        ValueError: if there is no such backend, or `slice_size` is none of these.
+        ValueError: if there is no such backend, or the others are out of range.
     """
 
-    backend: str = "native"
+    backend: str | None = None
     slice_size: SliceSize = None
+    strict: bool = False
+    max_bytes: int = DEFAULT_MAX_BYTES
 
     def __post_init__(self) -> None:
-        if self.backend not in BACKENDS:
-            raise ValueError(f"attention backend {self.backend!r} is not available; choose of {', '.join(BACKENDS)}")
+        if self.backend is not None:
+            object.__setattr__(self, "backend", backend_named(self.backend).name)
         size = self.slice_size
         if not (size in (None, "auto", "max") or (type(size) is int and size > 0)):
             raise ValueError(f"slice_size={size!r} must be 'auto', 'max', or a number of heads, 1 or more")
+        if type(self.max_bytes) is not int or self.max_bytes < 1:
+            raise ValueError(f"max_bytes={self.max_bytes!r} must be a number of bytes, 1 or more")
+
+    def __deepcopy__(self, memo: Any) -> "AttentionSettings":
+        return self  # it never changes, and a copied model then is as fast as the first
 
     def heads_at_once(self, heads: int) -> int:
         """How many of `heads` heads are computed at a time."""
@@ -53,6 +69,67 @@ class AttentionSettings:
 
 
 DEFAULT = AttentionSettings()
+
+
+def _of_environment() -> AttentionSettings:
+    """The settings that environment variables ask for."""
+    for variable in VARIABLES:
+        name = os.environ.get(variable)
+        if name:
+            try:
+                settings = AttentionSettings(name)
+                backend_named(name).require_package()
+            except (ValueError, ImportError) as error:
+                raise type(error)(f"{variable}={name}: {error}") from error
+            return settings
+    return DEFAULT
+
+
+class _Surroundings(threading.local):
+    """What holds for layers that have set nothing, in this thread."""
+
+    settings = _of_environment()
+
+
+_surroundings = _Surroundings()
+# Who has changed the surroundings, in any thread: what is looked at first since it is cheap, and what makes compiled
+# code compile again, which does not look at values of a thread.
+_changed: tuple[str, ...] = () if _surroundings.settings is DEFAULT else ("environment",)
+
+
+@contextmanager
+def attention_backend(
+    backend: str = "native", *, strict: bool = False, max_bytes: int = DEFAULT_MAX_BYTES
+) -> Generator[None]:
+    """A context in which models without a backend of their own compute attention with this one, in this thread.
+
+    Args:
+        backend: as for `set_attention_backend` of models.
+        strict: raise where the backend cannot take a call, in place of leaving the call to torch.
+        max_bytes: what the backend "chunked" may take besides its result.
+
+    Raises:
+        ValueError: if there is no such backend.
+        MissingPackageError: if it needs a package that is not installed.
+    """
+    global _changed
+    settings = AttentionSettings(str(backend_named(backend).name), strict=strict, max_bytes=max_bytes)
+    backend_named(backend).require_package()
+    before, mark = _surroundings.settings, repr(settings)
+    _surroundings.settings = settings
+    with _marking:
+        _changed = (*_changed, mark)
+    try:
+        yield
+    finally:
+        _surroundings.settings = before
+        with _marking:
+            marks = list(_changed)
+            marks.remove(mark)
+            _changed = tuple(marks)
+
+
+_marking = threading.Lock()
 
 
 def attention(
@@ -81,83 +158,200 @@ def attention(
         As `query`, with the head size of `value`.
 
     Raises:
-        ValueError: if the backend that was set cannot take the call.
+        ValueError: if a backend that was set with `strict=True` cannot take the call.
     """
-    parts = (query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2))
-    if settings is DEFAULT:
+    if settings is DEFAULT and not _changed:
+        parts = (query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2))
         attended = F.scaled_dot_product_attention(*parts, attn_mask=attn_mask, is_causal=is_causal, scale=scale)
         return attended.transpose(1, 2)
-    options: dict[str, Any] = {"is_causal": is_causal, "scale": scale}
+    around = settings if settings.backend is not None else _surroundings.settings
+    if attn_mask is not None:
+        attn_mask = attn_mask[(None,) * (4 - attn_mask.ndim)]
+    call = Call(query, key, value, attn_mask, is_causal, scale, around.max_bytes)
+    backend, strict = around.backend or "native", around.strict
     if settings.slice_size is None:
-        return _computed(*parts, attn_mask, settings.backend, options).transpose(1, 2)
+        return _attend(call, backend, strict)
     rows = [
-        torch.cat([_computed(*slices, settings.backend, options) for slices in sample], dim=1)
-        for sample in _slices(*parts, attn_mask, settings.heads_at_once(query.shape[2]))
+        torch.cat([_attend(part, backend, strict) for part in sample], dim=2)
+        for sample in _slices(call, settings.heads_at_once(query.shape[2]))
     ]
-    return torch.cat(rows).transpose(1, 2)
+    return torch.cat(rows)
 
 
-def _computed(
+def _attend(call: Call, backend: str, strict: bool) -> torch.Tensor:
+    """One call, by a backend."""
+    if backend == "native":
+        return native(call)
+    if not torch.compiler.is_compiling():
+        return attend(call, BACKENDS[backend], strict)
+    options = (call.is_causal, call.scale, call.max_bytes, backend, strict)
+    if call.mask is None:
+        return _opaque(call.query, call.key, call.value, *options)
+    return _opaque_with_mask(call.query, call.key, call.value, call.mask, *options)
+
+
+def attend(call: Call, backend: Backend, strict: bool = False) -> torch.Tensor:
+    """One call by a backend, or where it cannot take it by torch, which is said once.
+
+    Raises:
+        ValueError: if it cannot, and `strict` is set.
+    """
+    reason = backend.refuses(call)
+    if reason is None:
+        try:
+            return _by_kernel(call, backend, strict)
+        except RefusedError as error:
+            reason = str(error)
+    shape = f"{str(call.query.dtype).removeprefix('torch.')} with heads of {call.query.shape[-1]}"
+    kind = "masked " if call.mask is not None else "causal " if call.is_causal else ""
+    message = f"attention backend {backend.name!r} cannot take {kind}attention of {shape} on {call.query.device.type}"
+    if strict:
+        raise ValueError(f"{message}: {reason}; set_attention_backend('native') can")
+    _say_once(f"{message}: {reason}. torch computes such calls")
+    return native(call)
+
+
+def _by_kernel(call: Call, backend: Backend, strict: bool) -> torch.Tensor:
+    """One call that the backend can take; padding is left out for those that take no mask."""
+    kernel = backend.kernel
+    if call.masks_padding and kernel.packed is not None:
+        empty = [sample for sample, length in enumerate(padding_of(call).lengths) if length == 0]
+        if not (empty and backend.any_mask):
+            attended = kernel.packed(packed(call)).reshape(*call.query.shape[:3], -1)
+            # As a kernel with a mask: what sees nothing is zero.
+            return attended.index_fill(0, torch.tensor(empty, device=attended.device), 0.0) if empty else attended
+    if call.mask is None and backend.varlen and kernel.packed is not None:
+        return kernel.packed(packed(call)).reshape(*call.query.shape[:3], -1)
+    if call.mask is None or backend.any_mask:
+        return kernel.dense(call)
+    return split(call, kernel.dense) if strict or worth_splitting(call) else native(call)
+
+
+def check_fit(backend: Backend, device: torch.device, dtype: torch.dtype, head_sizes: set[int]) -> set[int]:
+    """Refuse a backend that cannot work on a device in a dtype, before a model is told to use it.
+
+    A device that is not the model's yet will do: it may be moved there.
+
+    Returns:
+        Those of `head_sizes` that it cannot take; torch is to compute them.
+
+    Raises:
+        MissingPackageError: if it needs a package that is not installed.
+        ValueError: if it could take no call.
+    """
+    backend.require_package()
+    reason = None if device.type == "meta" else backend.refuses_device(device)
+    if reason is not None and device.type not in backend.devices and any(map(_is_there, backend.devices)):
+        reason = None
+    reason = reason or backend.refuses_dtype(dtype)
+    refused = {size: why for size in head_sizes if (why := backend.refuses_head(size))}
+    if reason is None and refused and refused.keys() == head_sizes:
+        reason = "; ".join(refused.values())
+    if reason is None and backend.probes and not backend.refuses_device(device):
+        size = min(head_sizes - refused.keys(), default=64)
+        probe = torch.zeros(1, 8, 1, size, device=device, dtype=dtype)
+        try:
+            backend.kernel.dense(Call(probe, probe, probe))
+        except RefusedError as error:
+            reason = f"{error}, of {dtype} on {device}"
+    if reason is not None:
+        raise ValueError(f"attention backend {backend.name!r} cannot compute this model: {reason}")
+    return set(refused)
+
+
+def _is_there(device_type: str) -> bool:
+    try:
+        return bool(torch.get_device_module(device_type).is_available())
+    except RuntimeError:
+        return False
+
+
+_said: set[str] = set()
+
+
+def _say_once(message: str) -> None:
+    if message not in _said:
+        _said.add(message)
+        logger.warning(message)
+
+
+def _slices(call: Call, heads: int) -> Iterator[list[Call]]:
+    """For each sample, its parts of `heads` heads, with their part of the mask."""
+    mask = call.mask
+    if mask is not None:
+        mask = mask.expand(len(call.query), call.query.shape[2], -1, -1)
+    for sample in range(len(call.query)):
+        one = slice(sample, sample + 1)
+        yield [
+            Call(
+                call.query[one, :, start : start + heads],
+                call.key[one, :, start : start + heads],
+                call.value[one, :, start : start + heads],
+                None if mask is None else mask[one, start : start + heads],
+                call.is_causal,
+                call.scale,
+                call.max_bytes,
+            )
+            for start in range(0, call.query.shape[2], heads)
+        ]
+
+
+# ---- in compiled code ----
+# Kernels of packages, loops and waits for the device would break a graph. As operators they are one node of it.
+
+
+def _run(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
     mask: torch.Tensor | None,
+    is_causal: bool,
+    scale: float | None,
+    max_bytes: int,
     backend: str,
-    options: dict[str, Any],
+    strict: bool,
 ) -> torch.Tensor:
-    """One call of torch, in the layout (batch, heads, tokens, head size)."""
-    if backend == "native":
-        return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, **options)
-    try:
-        with forced(backend):
-            return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, **options)
-    except RuntimeError as error:
-        if "kernel" not in str(error):
-            raise
-        raise ValueError(
-            f"attention backend {backend!r} cannot take {'masked ' if mask is not None else ''}attention of "
-            f"{query.dtype} with head size {query.shape[-1]} on {query.device}; set_attention_backend('native') can"
-        ) from error
+    call = Call(query, key, value, mask, is_causal, scale, max_bytes)
+    return attend(call, BACKENDS[backend], strict).contiguous()
 
 
-def forced(backend: str) -> AbstractContextManager[Any]:
-    """A context in which torch computes attention with one kernel only."""
-    kernel = BACKENDS[backend]
-    return nullcontext() if kernel is None else cast("AbstractContextManager[Any]", sdpa_kernel(kernel))
+@torch.library.custom_op("diffusion_core::attention", mutates_args=())
+def _opaque(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    is_causal: bool,
+    scale: float | None,
+    max_bytes: int,
+    backend: str,
+    strict: bool,
+) -> torch.Tensor:
+    return _run(query, key, value, None, is_causal, scale, max_bytes, backend, strict)
 
 
-def check_backend(backend: str, device: torch.device, dtype: torch.dtype) -> None:
-    """Refuse a backend that does not work on a device in a dtype, before a model is told to use it.
+# Reading a mask waits for the device, which a captured CUDA graph cannot.
+@torch.library.custom_op(
+    "diffusion_core::attention_with_mask",
+    mutates_args=(),
+    tags=[torch.Tag.cudagraph_unsafe] if hasattr(torch.Tag, "cudagraph_unsafe") else [],
+)
+def _opaque_with_mask(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor,
+    is_causal: bool,
+    scale: float | None,
+    max_bytes: int,
+    backend: str,
+    strict: bool,
+) -> torch.Tensor:
+    return _run(query, key, value, mask, is_causal, scale, max_bytes, backend, strict)
 
-    Raises:
-        ValueError: if it is unknown or does not work there; the message names those that can be set.
-    """
-    AttentionSettings(backend)
-    if BACKENDS[backend] is None or device.type == "meta":
-        return
-    probe = torch.zeros(1, 1, 8, 64, device=device, dtype=dtype)
-    try:
-        _computed(probe, probe, probe, None, backend, {})
-    except (ValueError, RuntimeError) as error:
-        raise ValueError(
-            f"attention backend {backend!r} does not work in {dtype} on {device}: {str(error).splitlines()[0]}"
-        ) from error
+
+def _shape(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: Any) -> torch.Tensor:
+    return query.new_empty(*query.shape[:3], value.shape[-1])
 
 
-def _slices(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, heads: int
-) -> Iterator[list[tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]]]:
-    """For each sample, its parts of `heads` heads, with their part of the mask."""
-    if mask is not None:
-        mask = mask[(None,) * (4 - mask.ndim)].expand(*query.shape[:2], -1, -1)
-    for sample in range(len(query)):
-        one = slice(sample, sample + 1)
-        yield [
-            (
-                query[one, start : start + heads],
-                key[one, start : start + heads],
-                value[one, start : start + heads],
-                None if mask is None else mask[one, start : start + heads],
-            )
-            for start in range(0, query.shape[1], heads)
-        ]
+for _operator in (_opaque, _opaque_with_mask):
+    cast("Any", _operator).register_fake(_shape)

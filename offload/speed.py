@@ -9,7 +9,8 @@ from typing import Any, ClassVar, cast
 from diffusion_core.errors import PlacementError
 from diffusion_core.logging import get_logger
 
-from .attention import DEFAULT, AttentionSettings, SliceSize, check_backend
+from .attention import DEFAULT, AttentionSettings, SliceSize, check_fit
+from .attention_backends import backend_named
 from .casting import is_cast
 from .engine import execution_device, execution_dtype, placement_of
 
@@ -24,22 +25,45 @@ class SpeedMixin:
 
     # ---- how layers attend ----
 
-    def set_attention_backend(self, backend: str) -> None:
-        """Compute attention with one of torch's kernels in this model; other models keep theirs.
+    def set_attention_backend(self, backend: str, *, strict: bool = False, max_bytes: int | None = None) -> None:
+        """Choose what computes attention in this model; other models keep theirs. docs/attention.md lists all.
 
         Args:
-            backend: "native" lets torch choose for each call; "_native_flash", "_native_efficient", "_native_cudnn"
-                and "_native_math" allow one kernel only.
+            backend: such as "native", "flash", "sage", "xformers", "flex" or "chunked".
+            strict: raise in a call that the backend cannot take. Otherwise torch computes such calls, which is said
+                once.
+            max_bytes: for "chunked": how many bytes it may take besides its result.
 
         Raises:
-            ValueError: if it is unknown, or does not work with the model's device and dtype. Nothing is changed then.
+            ValueError: if there is no such backend, or it could take no call of this model as it is: for its device,
+                dtype or heads; with `strict` also if it cannot take the heads of some layers. Nothing is changed then.
+            MissingPackageError: if it needs a package that is not installed. Nothing is changed then.
         """
-        check_backend(backend, execution_device(self._itself), execution_dtype(self._itself))
-        self._change_attention(backend=backend)
+        self._set_attention(self._checked_attention(backend, strict=strict, max_bytes=max_bytes))
+
+    def _checked_attention(
+        self, backend: str, *, strict: bool = False, max_bytes: int | None = None
+    ) -> AttentionSettings:
+        """The settings for a backend, of which is known that it works for this model."""
+        found = backend_named(backend)
+        settings = AttentionSettings(found.name, strict=strict)
+        if max_bytes is not None:
+            settings = replace(settings, max_bytes=max_bytes)
+        sizes = {layer.dim_head for layer in self._attending().values() if hasattr(layer, "dim_head")}
+        refused = check_fit(found, execution_device(self._itself), execution_dtype(self._itself), sizes)
+        if refused:
+            heads = f"heads of {' and '.join(map(str, sorted(refused)))} in {type(self).__name__}"
+            if strict:
+                raise ValueError(f"attention backend {found.name!r} cannot compute {heads}; strict=False lets torch")
+            logger.warning(f"attention backend {found.name!r} cannot compute {heads}: torch does")
+        return settings
+
+    def _set_attention(self, settings: AttentionSettings) -> None:
+        self._change_attention(backend=settings.backend, strict=settings.strict, max_bytes=settings.max_bytes)
 
     def reset_attention_backend(self) -> None:
-        """Let torch choose the kernel again."""
-        self._change_attention(backend=DEFAULT.backend)
+        """Let the surroundings choose again: `attention_backend(...)`, the environment, or torch."""
+        self._set_attention(DEFAULT)
 
     def set_attention_slice(self, slice_size: SliceSize = "auto") -> None:
         """Compute attention in parts: less memory where torch has no fused kernel, more time, the same numbers.

@@ -1,12 +1,17 @@
 """The switches of a pipeline that concern how its models compute."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from torch import nn
 
+from diffusion_core.logging import get_logger
+
 from ..offload.attention import AttentionSettings, SliceSize
 from ..offload.speed import SpeedMixin
 from .components import unwrap
+
+logger = get_logger(__name__)
 
 
 class PipelineSpeedMixin:
@@ -37,18 +42,52 @@ class PipelineSpeedMixin:
         for model in self._fast().values():
             model.set_attention_slice(slice_size)
 
-    def set_attention_backend(self, backend: str) -> None:
-        """Compute attention with one of torch's kernels in all models of the pipeline; see the models' method.
+    def set_attention_backend(
+        self,
+        backend: str | Mapping[str, str],
+        *,
+        strict: bool = False,
+        max_bytes: int | None = None,
+    ) -> None:
+        """Choose what computes attention, in every model of the pipeline or by component.
+
+        Args:
+            backend: one for all that can use it, or a dict by the names of components; see the models' method and
+                docs/attention.md. Components that the dict does not name stay as they are.
+            strict: raise where a backend cannot be used, now or in a call, in place of leaving it to torch.
+            max_bytes: for "chunked": how many bytes it may take besides its result.
 
         Raises:
-            ValueError: if the backend is unknown, or does not work for one of them. That one and those after it are
-                left as they are.
+            ValueError: if there is no such backend or component, or the backend cannot be used: by the component that
+                the dict names, by any of them with `strict`, by none of them without. Nothing is changed then.
+            MissingPackageError: if it needs a package that is not installed. Nothing is changed then.
         """
-        for model in self._fast().values():
-            model.set_attention_backend(backend)
+        models = self._fast()
+        named = isinstance(backend, Mapping)
+        chosen: dict[str, Any] = dict(backend) if isinstance(backend, Mapping) else dict.fromkeys(models, backend)
+        unknown = sorted(chosen.keys() - models.keys())
+        if unknown:
+            raise ValueError(
+                f"{type(self).__name__} has no models {unknown} that attend through this library; it has "
+                f"{sorted(models)}"
+            )
+        checked, refused = dict[str, AttentionSettings](), dict[str, ValueError]()
+        for name, own in chosen.items():
+            try:
+                checked[name] = models[name]._checked_attention(own, strict=strict, max_bytes=max_bytes)
+            except ValueError as error:
+                if named or strict:
+                    raise
+                refused[name] = error
+        if refused and not checked:
+            raise next(iter(refused.values()))
+        for name, error in refused.items():
+            logger.warning("%s attends as before: %s", name, error)
+        for name, settings in checked.items():
+            models[name]._set_attention(settings)
 
     def reset_attention_backend(self) -> None:
-        """Let torch choose the kernel again."""
+        """Let the surroundings choose again: `attention_backend(...)`, the environment, or torch."""
         for model in self._fast().values():
             model.reset_attention_backend()
 

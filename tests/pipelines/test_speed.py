@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import diffusion_core
-from diffusion_core.errors import UnsupportedError
+from diffusion_core.errors import MissingPackageError, UnsupportedError
 
 from . import tiny
 from .sd import pipe, seeded
@@ -43,7 +43,7 @@ def test_kernels_projections_and_xformers(made: Any) -> None:
     made.disable_xformers_memory_efficient_attention()
     made.reset_attention_backend()
     assert torch.equal(draw(made), whole)
-    with pytest.raises(ValueError, match="backend 'flash' is not available"):
+    with pytest.raises(MissingPackageError, match=r"'flash': flash-attn is not installed; .*pip install flash-attn"):
         made.set_attention_backend("flash")
 
 

@@ -1,0 +1,151 @@
+"""Padding in attention: tokens that do not count are left out, for kernels that take no mask of it."""
+
+import threading
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+
+DEFAULT_MAX_BYTES = 2**28
+
+
+@dataclass(frozen=True)
+class Call:
+    """The arguments of one attention, see `attention`: tensors (batch, tokens, heads, head size).
+
+    Attributes:
+        mask: of four axes, (1 or batch, 1 or heads, 1 or query tokens, key tokens), or None.
+        max_bytes: for the backend that keeps to a bound.
+    """
+
+    query: torch.Tensor
+    key: torch.Tensor
+    value: torch.Tensor
+    mask: torch.Tensor | None = None
+    is_causal: bool = False
+    scale: float | None = None
+    max_bytes: int = DEFAULT_MAX_BYTES
+
+    @property
+    def masks_padding(self) -> bool:
+        """Whether the mask says which keys count, the same ones for all heads and queries."""
+        mask = self.mask
+        return mask is not None and mask.dtype == torch.bool and mask.shape[1] == mask.shape[2] == 1
+
+
+@dataclass(frozen=True)
+class PackedCall:
+    """The samples of a batch one after another, without padding: tensors (all tokens, heads, head size).
+
+    Attributes:
+        query_ends, key_ends: where each sample ends, after a 0; int32 on the device.
+        query_lengths, key_lengths: tokens of each sample.
+    """
+
+    query: torch.Tensor
+    key: torch.Tensor
+    value: torch.Tensor
+    query_ends: torch.Tensor
+    key_ends: torch.Tensor
+    query_lengths: list[int]
+    key_lengths: list[int]
+    is_causal: bool
+    scale: float | None
+
+
+@dataclass(frozen=True)
+class Padding:
+    """Which keys count.
+
+    Attributes:
+        keep: bool (batch, key tokens), or None where all count.
+        lengths: how many count, for each sample.
+    """
+
+    keep: torch.Tensor | None
+    lengths: list[int]
+
+
+class _Last(threading.local):
+    """The padding that was read last: all layers of a step have the same mask, and reading it waits for the device."""
+
+    mask: Callable[[], torch.Tensor | None] = lambda: None
+    key: Any = None
+    padding: Padding | None = None
+
+
+_last = _Last()
+
+
+def padding_of(call: Call) -> Padding:
+    """Which keys of a call count. Waits for the device where a mask has not just been read."""
+    batch, tokens = call.key.shape[:2]
+    mask = call.mask
+    if mask is None:
+        return Padding(None, [tokens] * batch)
+    whole = mask if mask._base is None else mask._base
+    # Tensors of inference mode do not count their changes, so that nothing about them can be kept.
+    key = None if mask.is_inference() else (mask.data_ptr(), mask.stride(), mask.shape, mask._version, batch)
+    if key is not None and _last.padding is not None and _last.key == key and _last.mask() is whole:
+        return _last.padding
+    keep = mask[:, 0, 0].expand(batch, -1)
+    lengths: list[int] = cast("Any", keep.sum(dim=1)).tolist()
+    padding = Padding(keep if min(lengths) < tokens else None, lengths)
+    _last.mask, _last.key, _last.padding = weakref.ref(whole), key, padding
+    return padding
+
+
+def packed(call: Call) -> PackedCall:
+    """A call without what does not count. All queries stay: what they see is the same as with the mask."""
+    padding = padding_of(call)
+    batch, queries = call.query.shape[:2]
+    device = call.query.device
+
+    def ends(lengths: list[int]) -> torch.Tensor:
+        return torch.tensor([0, *lengths]).cumsum(0).to(device=device, dtype=torch.int32)
+
+    def joined(tokens: torch.Tensor) -> torch.Tensor:
+        return tokens.flatten(0, 1) if padding.keep is None else tokens[padding.keep]
+
+    return PackedCall(
+        call.query.flatten(0, 1),
+        joined(call.key),
+        joined(call.value),
+        ends([queries] * batch),
+        ends(padding.lengths),
+        [queries] * batch,
+        padding.lengths,
+        call.is_causal,
+        call.scale,
+    )
+
+
+def split(call: Call, dense: Callable[[Call], torch.Tensor]) -> torch.Tensor:
+    """Attend to what counts, samples of one length at a time."""
+    padding = padding_of(call)
+    query, key, value = call.query, call.key, call.value
+    if padding.keep is None:
+        return dense(Call(query, key, value, None, call.is_causal, call.scale))
+    # As a kernel with a mask: what sees nothing is zero.
+    attended = query.new_zeros(*query.shape[:3], value.shape[-1])
+    for length in sorted(set(padding.lengths) - {0}):
+        samples = [sample for sample, own in enumerate(padding.lengths) if own == length]
+        keep = padding.keep[samples]
+        key_part, value_part = (
+            part[samples][keep].reshape(len(samples), length, *part.shape[2:]) for part in (key, value)
+        )
+        attended[samples] = dense(Call(query[samples], key_part, value_part, None, False, call.scale))
+    return attended
+
+
+def worth_splitting(call: Call) -> bool:
+    """Whether calls by length beat one call of torch with the mask, which small ones do not."""
+    padding = padding_of(call)
+    calls = len(set(padding.lengths) - {0})
+    return calls <= 1 or call.query.shape[1] * sum(padding.lengths) >= calls * _WORTH
+
+
+# Scores of one head that a call should have: below it, starting kernels takes longer than computing.
+_WORTH = 2**16
