@@ -23,16 +23,19 @@ def image_shift(config: Mapping[str, Any], tokens: int) -> float:
     return tokens * slope + (base - slope * low)
 
 
-def flow_schedule(scheduler: Any, count: Any, tokens: int, *, sigmas: Sequence[float] | None = None) -> dict[str, Any]:
+def flow_schedule(
+    scheduler: Any, count: Any, tokens: int, *, sigmas: Sequence[float] | None = None, always: bool = False
+) -> dict[str, Any]:
     """What `set_timesteps` of a scheduler is given: evenly spaced noise levels unless `sigmas` says others, and `mu`.
 
     Args:
-        scheduler: one that takes no `mu` is given none; one that spaces flow levels itself does so.
+        scheduler: one that takes no `mu` is given none.
         count: the number of steps.
         tokens: of the picture, for `mu`.
         sigmas: from 1 down, the end 0 left out.
+        always: give levels also to a solver that knows how to space those of flows; else it does so itself.
     """
-    if sigmas is None and not scheduler.config.get("use_flow_sigmas"):
+    if sigmas is None and (always or not scheduler.config.get("use_flow_sigmas")):
         steps = check_count("num_inference_steps", count)
         sigmas = np.linspace(1.0, 1 / steps, steps).tolist()
     shifts = "mu" in inspect.signature(scheduler.set_timesteps).parameters

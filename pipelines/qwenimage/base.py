@@ -151,7 +151,7 @@ class QwenImageBase(PicturePipeline):
 
     def _schedule(self, call: Call) -> Tensors:
         tokens = (call.task.height // self.size_multiple) * (call.task.width // self.size_multiple)
-        return flow_schedule(self.scheduler, call.num_inference_steps, tokens, sigmas=call.sigmas)
+        return flow_schedule(self.scheduler, call.num_inference_steps, tokens, sigmas=call.sigmas, always=True)
 
     def _constants(self, call: Call, tensors: Tensors) -> Tensors:
         return {"shape": (1, call.task.height // self.size_multiple, call.task.width // self.size_multiple)}

@@ -18,6 +18,8 @@ from . import flux, masked, qwen, sd, sd3, steered, tiny
 
 PROMPTS = ["a red cat", "a dog"]
 NEGATIVES = ["ugly", "blue"]
+# Class and config.
+Scheduled = tuple[str, dict[str, Any]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,9 +29,10 @@ class Family:
     Attributes:
         name: for messages.
         parts: makes the components, from one library or the other; the same names, configs and sizes in both.
-        tasks: the pipeline class by task: "text", "image" and "inpaint".
+        tasks: the pipeline class by task: "text", "image" and "inpaint". Tests about the family take the first.
         embed: encodes prompts and negative prompts, by a pipeline, to the arguments that take their place in a call.
-        schedulers: class and config of two schedulers, for parity.
+        schedulers: class and config of two schedulers, for parity in all tasks.
+        text_schedulers: more of them, which the reference takes for text to image only.
         settings: scalar settings of `__init__`, by task where they differ.
         arguments: of every call, besides those that all families take.
         guidance: the name of the scale, and values with and without a second prediction.
@@ -37,9 +40,10 @@ class Family:
         latents: the shape of one picture's latents as a call takes them, for 32 x 32 pixels.
         multiple: sizes are multiples of this.
         denoiser: the component that predicts.
-            callback_tensors: what callbacks are offered by all tasks.
+        callback_tensors: what callbacks are offered by all tasks.
         task_arguments: of the calls of one task, besides.
-        graphs: of the compiled denoiser for all steps of a call.
+        graphs: of the compiled denoiser for all steps of a call with guidance; 2 where both predictions are made apart.
+        beside: more components that are called in each step.
         absent: arguments of the reference that are left out on purpose.
     """
 
@@ -47,7 +51,8 @@ class Family:
     parts: Callable[[ModuleType], dict[str, Any]]
     tasks: Mapping[str, str]
     embed: Callable[[Any, list[str], list[str]], dict[str, Any]]
-    schedulers: tuple[tuple[str, dict[str, Any]], ...]
+    schedulers: tuple[Scheduled, Scheduled]
+    text_schedulers: tuple[Scheduled, ...] = ()
     settings: Mapping[str, Any] = field(default_factory=dict)
     arguments: Mapping[str, Any] = field(default_factory=dict)
     guidance: tuple[str, float, float] = ("guidance_scale", 4.0, 1.0)
@@ -57,6 +62,7 @@ class Family:
     denoiser: str = "unet"
     callback_tensors: tuple[str, ...] = ("latents", "prompt_embeds")
     graphs: int = 1
+    beside: tuple[str, ...] = ()
     task_arguments: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     absent: frozenset[str] = frozenset(
         {"ip_adapter_image", "ip_adapter_image_embeds", "cross_attention_kwargs", "kwargs"}
@@ -64,6 +70,15 @@ class Family:
 
     def __str__(self) -> str:
         return self.name
+
+    @property
+    def main(self) -> str:
+        """The task of tests that are about the family."""
+        return next(iter(self.tasks))
+
+    def scheduled(self, task: str) -> list[Scheduled]:
+        """The schedulers of a task."""
+        return [*self.schedulers, *(self.text_schedulers if task == "text" else ())]
 
     def call(self, task: str, count: int = 1, **changes: Any) -> dict[str, Any]:
         """The arguments of a short call for `count` prompts."""
@@ -80,7 +95,10 @@ class Family:
             found |= {"image": sd.image(32, 32), "strength": 0.8, "num_inference_steps": 3}
         if task == "inpaint":
             found["mask_image"] = sd.mask(32, 32)
-        return {**found, **self.task_arguments.get(task, {}), **changes}
+        found |= {**self.task_arguments.get(task, {}), **changes}
+        if "max_area" in found:
+            found["max_area"] = found["height"] * found["width"]
+        return found
 
 
 @cache
@@ -98,16 +116,16 @@ def _matched(family: Family) -> dict[str, Any]:
     return ours
 
 
-def pipe(family: Family, task: str = "text", **changes: Any) -> Any:
+def pipe(family: Family, task: str | None = None, **changes: Any) -> Any:
     """Our pipeline, of components that all tests share; `changes` replace some."""
-    return _made(diffusion_core, family, task, {**_parts(family, diffusion_core), **changes})
+    return _made(diffusion_core, family, task or family.main, {**_parts(family, diffusion_core), **changes})
 
 
-def pair(family: Family, task: str = "text", scheduler: int = 0, **changes: Callable[[ModuleType], Any]) -> Any:
+def pair(family: Family, task: str | None = None, scheduler: int = 0, **changes: Callable[[ModuleType], Any]) -> Any:
     """Our pipeline, and the reference's with the same weights; `changes` make components of a library."""
-    found = []
+    found, task = [], task or family.main
     for library, parts in ((diffusion_core, _matched(family)), (diffusers, _parts(family, diffusers))):
-        name, config = family.schedulers[scheduler]
+        name, config = family.scheduled(task)[scheduler]
         replaced = {key: make(library) for key, make in changes.items()}
         scheduled = {"scheduler": getattr(library, name)(**config)}
         found.append(_made(library, family, task, {**parts, **scheduled, **replaced}))
@@ -125,14 +143,14 @@ def _made(library: ModuleType, family: Family, task: str, parts: dict[str, Any])
 
 
 @cache
-def saved(family: Family, task: str = "text") -> Path:
+def saved(family: Family, task: str | None = None) -> Path:
     """A folder with our pipeline."""
     folder = Path(mkdtemp(prefix=f"{family.name}-"))
     pipe(family, task).save_pretrained(folder)
     return folder
 
 
-def loaded(family: Family, task: str = "text") -> Any:
+def loaded(family: Family, task: str | None = None) -> Any:
     """Our pipeline from that folder, with components of its own."""
     made = diffusion_core.Pipeline.from_pretrained(saved(family, task))
     made.set_progress_bar_config(disable=True)
@@ -176,6 +194,19 @@ SD = Family(
     sd_embed,
     (("DDIMScheduler", {**VP, "clip_sample": False}), ("EulerDiscreteScheduler", VP)),
     settings={"requires_safety_checker": False},
+)
+
+
+def sd_inpaint_parts(library: ModuleType) -> dict[str, Any]:
+    return {**sd_parts(library), "unet": tiny.unet(library, in_channels=9)}
+
+
+# A UNet that sees the mask and what surrounds it.
+SD_INPAINT = replace(
+    SD,
+    name="stable-diffusion-inpainting",
+    parts=sd_inpaint_parts,
+    tasks={"inpaint": "StableDiffusionInpaintPipeline"},
 )
 
 
@@ -245,6 +276,20 @@ SDXL = Family(
     callback_tensors=("latents", "prompt_embeds", "add_text_embeds", "add_time_ids"),
 )
 
+
+def refiner_parts(library: ModuleType) -> dict[str, Any]:
+    unet = xl_unet(library, numbers=5, text=32)
+    return {**xl_parts(library), "text_encoder": None, "tokenizer": None, "unet": unet}
+
+
+REFINER = replace(
+    SDXL,
+    name="stable-diffusion-xl-refiner",
+    parts=refiner_parts,
+    tasks={"inpaint": "StableDiffusionXLInpaintPipeline", "image": "StableDiffusionXLImg2ImgPipeline"},
+    settings={"requires_aesthetics_score": True},
+)
+
 PIXART = Family(
     "pixart",
     masked.pixart_parts,
@@ -266,12 +311,15 @@ PIXART_ALPHA = replace(
     arguments={**masked.PIXART_ARGUMENTS, "height": 32, "width": 32},
 )
 
+FLOW_SOLVER = ("DPMSolverMultistepScheduler", flux.SCHEDULERS["unipc"][1])
+
 AURAFLOW = Family(
     "auraflow",
     masked.auraflow_parts,
     {"text": "AuraFlowPipeline"},
     masked.auraflow_embed,
-    (("FlowMatchEulerDiscreteScheduler", {"shift": 1.73}), ("FlowMatchEulerDiscreteScheduler", {"shift": 1.0})),
+    (("FlowMatchEulerDiscreteScheduler", {"shift": 1.73}), ("FlowMatchHeunDiscreteScheduler", {"shift": 1.73})),
+    text_schedulers=(FLOW_SOLVER,),
     arguments=masked.AURAFLOW_ARGUMENTS,
     multiple=8,
     denoiser="transformer",
@@ -288,8 +336,9 @@ SD3 = Family(
     sd3.embed,
     (
         ("FlowMatchEulerDiscreteScheduler", {"shift": 3.0}),
-        ("FlowMatchEulerDiscreteScheduler", {"use_dynamic_shifting": True}),
+        ("FlowMatchHeunDiscreteScheduler", {"shift": 3.0}),
     ),
+    text_schedulers=(("FlowMatchEulerDiscreteScheduler", {"use_dynamic_shifting": True}), FLOW_SOLVER),
     arguments={"max_sequence_length": 20},
     # Two steps of three. Pictures are brought to the size of the call, whatever theirs is.
     task_arguments={"image": {"strength": 0.6, "height": 32, "width": 32}, "inpaint": {"strength": 0.6}},
@@ -304,7 +353,9 @@ FLUX = Family(
     flux.parts,
     {"text": "FluxPipeline", "image": "FluxImg2ImgPipeline", "inpaint": "FluxInpaintPipeline"},
     flux.embed,
+    # Those of dev and of schnell. The reference takes no other class but for text.
     (flux.SCHEDULERS["dynamic"], flux.SCHEDULERS["static"]),
+    text_schedulers=(flux.SCHEDULERS["unipc"],),
     arguments={"max_sequence_length": 20, "height": 32, "width": 32},
     guidance=("true_cfg_scale", 3.0, 1.0),
     latents=(64, 16),
@@ -314,12 +365,48 @@ FLUX = Family(
     absent=frozenset(),
 )
 
+# What the other models of the family are shown beside noise.
+FLUX_FILL = replace(
+    FLUX,
+    name="flux-fill",
+    parts=flux.fill_parts,
+    tasks={"inpaint": "FluxFillPipeline"},
+    guidance=("guidance_scale", 30.0, 1.0),
+    negative=False,
+)
+FLUX_KONTEXT = replace(
+    FLUX,
+    name="flux-kontext",
+    tasks={"text": "FluxKontextPipeline"},
+    text_schedulers=(),
+    arguments={**FLUX.arguments, "image": sd.image(32, 32), "_auto_resize": False, "max_area": 32 * 32},
+)
+FLUX_CONTROL = replace(
+    FLUX,
+    name="flux-control",
+    parts=flux.control_parts,
+    tasks={"text": "FluxControlPipeline"},
+    text_schedulers=(),
+    arguments={**FLUX.arguments, "control_image": sd.image(32, 32, seed=9)},
+    guidance=("guidance_scale", 10.0, 1.0),
+    negative=False,
+)
+FLUX_CONTROLNET = replace(
+    FLUX_CONTROL,
+    name="flux-controlnet",
+    parts=flux.controlnet_parts,
+    tasks={"text": "FluxControlNetPipeline"},
+    guidance=FLUX.guidance,
+    negative=True,
+    beside=("controlnet",),
+)
+
 QWEN = Family(
     "qwen-image",
     qwen.parts,
     {"text": "QwenImagePipeline"},
     qwen.embed,
-    (("FlowMatchEulerDiscreteScheduler", qwen.SCHEDULER), ("FlowMatchEulerDiscreteScheduler", {"shift": 3.0})),
+    (("FlowMatchEulerDiscreteScheduler", qwen.SCHEDULER), flux.SCHEDULERS["unipc"]),
     arguments={"height": 32, "width": 32},
     guidance=("true_cfg_scale", 3.0, 1.0),
     latents=(16, 16),
@@ -352,6 +439,7 @@ CONTROLNET = replace(
         "inpaint": "StableDiffusionControlNetInpaintPipeline",
     },
     task_arguments=steered.pictures(),
+    beside=("controlnet",),
 )
 
 CONTROLNET_XL = replace(
@@ -364,8 +452,26 @@ CONTROLNET_XL = replace(
         "inpaint": "StableDiffusionXLControlNetInpaintPipeline",
     },
     task_arguments=steered.pictures(),
+    beside=("controlnet",),
 )
 
 # A new family is an entry here.
-FAMILIES = [SD, SDXL, CONTROLNET, CONTROLNET_XL, PIXART, PIXART_ALPHA, AURAFLOW, SD3, FLUX, QWEN]
+FAMILIES = [
+    SD,
+    SD_INPAINT,
+    SDXL,
+    REFINER,
+    CONTROLNET,
+    CONTROLNET_XL,
+    PIXART,
+    PIXART_ALPHA,
+    AURAFLOW,
+    SD3,
+    FLUX,
+    FLUX_FILL,
+    FLUX_KONTEXT,
+    FLUX_CONTROL,
+    FLUX_CONTROLNET,
+    QWEN,
+]
 CASES = [(family, task) for family in FAMILIES for task in family.tasks]

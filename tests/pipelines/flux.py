@@ -132,10 +132,22 @@ def _made(library: Any, side: int, name: str, scheduler_name: str, changes: dict
 # ---- for the tests that all families share ----
 
 
-def parts(library: Any) -> dict[str, Any]:
+def parts(library: Any, name: str = "FluxPipeline") -> dict[str, Any]:
     """The components, from one library or the other."""
-    made = _made(library, 0 if library is diffusion_core else 1, "FluxPipeline", "dynamic", {})
+    made = _made(library, 0 if library is diffusion_core else 1, name, "dynamic", {})
     return {name: part for name, part in made.components.items() if name not in ("image_encoder", "feature_extractor")}
+
+
+def fill_parts(library: Any) -> dict[str, Any]:
+    return parts(library, "FluxFillPipeline")
+
+
+def control_parts(library: Any) -> dict[str, Any]:
+    return parts(library, "FluxControlPipeline")
+
+
+def controlnet_parts(library: Any) -> dict[str, Any]:
+    return parts(library, "FluxControlNetPipeline")
 
 
 def embed(made: Any, prompts: list[str], negatives: list[str]) -> dict[str, Any]:

@@ -11,6 +11,8 @@ from . import sd
 from .families import CASES, FAMILIES, PROMPTS, Family, loaded, pipe
 
 every_pipeline = pytest.mark.parametrize(("family", "task"), CASES, ids=[f"{family}-{task}" for family, task in CASES])
+# With guidance; where that takes two calls of the denoiser, also without.
+COMPILED = [(family, guided) for family in FAMILIES for guided in ([True] if family.graphs == 1 else [True, False])]
 every_family = pytest.mark.parametrize("family", FAMILIES, ids=str)
 
 
@@ -61,10 +63,9 @@ def test_a_list_of_generators_has_one_for_each_picture(family: Family, task: str
 def test_embeddings_stand_for_prompts(family: Family, task: str) -> None:
     made, arguments = pipe(family, task), family.call(task, 2)
     wanted = made(**arguments).images
-    given = {
-        "generator": [sd.seeded(index) for index in range(2)],
-        **family.embed(made, arguments["prompt"], arguments.get("negative_prompt", ["", ""])),
-    }
+    embeds = family.embed(made, arguments["prompt"], arguments.get("negative_prompt", ["", ""]))
+    given = {name: value for name, value in embeds.items() if family.negative or not name.startswith("negative_")}
+    given["generator"] = [sd.seeded(index) for index in range(2)]
     texts = {"prompt": None, "negative_prompt": None} if family.negative else {"prompt": None}
     close(made(**{**arguments, **texts, **given}).images, wanted)
 
@@ -166,26 +167,29 @@ def test_sizes_off_the_grid(family: Family, task: str) -> None:
 def test_latents_go_in_and_out(family: Family) -> None:
     made = pipe(family)
     noise = torch.randn(1, *family.latents, generator=sd.seeded(5))
-    arguments = family.call("text", latents=noise, output_type="latent", generator=None)
-    first = made(**arguments).images
+
+    def drawn(latents: torch.Tensor, **sizes: int) -> torch.Tensor:
+        return made(**family.call(family.main, latents=latents, output_type="latent", **sizes)).images
+
+    first = drawn(noise)
     assert first.shape == noise.shape
-    assert torch.equal(made(**arguments).images, first)
-    assert not torch.equal(made(**{**arguments, "latents": noise + 1}).images, first)
+    assert torch.equal(drawn(noise), first)
+    assert not torch.equal(drawn(noise + 1), first)
     with pytest.raises(ValueError, match="latents has shape"):
-        made(**{**arguments, "latents": noise[:, :-1], "height": 32, "width": 32})
+        drawn(noise[:, :-1], height=32, width=32)
     with pytest.raises(ValueError, match="latents must hold finite"):
-        made(**{**arguments, "latents": noise * float("inf")})
+        drawn(noise * float("inf"))
 
 
 @every_family
 def test_forms_of_the_result(family: Family) -> None:
     made = pipe(family)
-    pt = made(**family.call("text")).images
-    array = made(**family.call("text", output_type="np")).images
+    pt = made(**family.call(family.main)).images
+    array = made(**family.call(family.main, output_type="np")).images
     assert array.shape == (1, 32, 32, 3)
     close(torch.from_numpy(array).permute(0, 3, 1, 2), pt)
-    assert made(**family.call("text", output_type="pil")).images[0].size == (32, 32)
-    parts = made(**family.call("text", return_dict=False))
+    assert made(**family.call(family.main, output_type="pil")).images[0].size == (32, 32)
+    parts = made(**family.call(family.main, return_dict=False))
     assert isinstance(parts, tuple)
     assert torch.equal(parts[0], pt)
 
@@ -204,47 +208,66 @@ def test_saved_and_loaded_it_draws_the_same(family: Family, task: str) -> None:
 @every_family
 def test_layerwise_casting_and_back(family: Family) -> None:
     made = loaded(family)
-    plain = made(**family.call("text")).images
+    plain = made(**family.call(family.main)).images
     made.denoiser.enable_layerwise_casting(torch.float8_e4m3fn, torch.float32)
-    cast = made(**family.call("text")).images
+    cast = made(**family.call(family.main)).images
     assert cast.isfinite().all()
     assert not torch.equal(cast, plain)
     assert float((cast - plain).abs().mean()) < 0.2
     made.denoiser.disable_layerwise_casting()
-    assert torch.equal(made(**family.call("text")).images, plain)
+    assert torch.equal(made(**family.call(family.main)).images, plain)
 
 
 @every_family
 def test_tiling_and_slicing_keep_the_picture(family: Family) -> None:
     made = loaded(family)
     sizes = {"height": 32, "width": 64}
-    plain = made(**family.call("text", 2, **sizes)).images
+    plain = made(**family.call(family.main, 2, **sizes)).images
     made.enable_vae_slicing()
-    close(made(**family.call("text", 2, **sizes)).images, plain)
+    close(made(**family.call(family.main, 2, **sizes)).images, plain)
     made.enable_vae_tiling()
-    tiled = made(**family.call("text", 2, **sizes)).images
+    tiled = made(**family.call(family.main, 2, **sizes)).images
     assert tiled.shape == plain.shape
     assert tiled.isfinite().all()
     made.disable_vae_slicing()
     made.disable_vae_tiling()
-    close(made(**family.call("text", 2, **sizes)).images, plain)
+    close(made(**family.call(family.main, 2, **sizes)).images, plain)
+
+
+@pytest.mark.parametrize(("family", "guided"), COMPILED, ids=[f"{family}-{guided}" for family, guided in COMPILED])
+def test_what_is_called_in_each_step_compiles_to_one_graph(family: Family, guided: bool) -> None:
+    name, on, off = family.guidance
+    arguments = {name: on if guided else off, "num_inference_steps": 5}
+    plain = pipe(family)(**family.call(family.main, **arguments)).images
+    parts = {name: deepcopy(getattr(pipe(family), name)) for name in (family.denoiser, *family.beside)}
+    counters = {name: CompileCounterWithBackend("aot_eager") for name in parts}
+    for name, part in parts.items():
+        part.compile(fullgraph=True, backend=counters[name])
+    after: list[list[int]] = []
+
+    def count(*_: Any) -> None:
+        after.append([counter.frame_count for counter in counters.values()])
+
+    arguments["callback_on_step_end"] = count
+    close(pipe(family, **parts)(**family.call(family.main, **arguments)).images, plain)
+    assert len(after) >= 3
+    # All is compiled in the first step.
+    assert after == [[family.graphs if guided else 1] * len(parts)] * len(after)
+    torch.compiler.reset()
 
 
 @every_family
-def test_the_denoiser_compiles_to_one_graph_for_all_steps(family: Family) -> None:
-    denoiser = deepcopy(pipe(family).denoiser)
-    made = pipe(family, **{family.denoiser: denoiser})
-    arguments = family.call("text", num_inference_steps=3)
-    plain = made(**arguments).images
-    counter = CompileCounterWithBackend("aot_eager")
-    denoiser.compile(fullgraph=True, backend=counter)
-    close(made(**family.call("text", num_inference_steps=3)).images, plain)
-    assert counter.frame_count == family.graphs
+def test_repeated_blocks_compile_alone(family: Family) -> None:
+    plain = pipe(family)(**family.call(family.main)).images
+    parts = {name: deepcopy(getattr(pipe(family), name)) for name in (family.denoiser, *family.beside)}
+    for part in parts.values():
+        part.compile_repeated_blocks(fullgraph=True, backend="eager")
+    close(pipe(family, **parts)(**family.call(family.main)).images, plain)
     torch.compiler.reset()
 
 
 @every_family
 def test_the_prompt_matters(family: Family) -> None:
     made = pipe(family)
-    first, second = (made(**family.call("text", prompt=prompt)).images for prompt in PROMPTS)
+    first, second = (made(**family.call(family.main, prompt=prompt)).images for prompt in PROMPTS)
     assert not torch.equal(first, second)
