@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from diffusion_core.outputs import BaseOutput
 
+from ..offload.runs import once
 from .unets.build import check_block_types
 from .unets.conditioning import ConditionedModel, mask_to_bias
 from .unets.unet_2d_condition import SUPPORTED, UNet2DConditionModel
@@ -218,7 +219,7 @@ class ControlNetModel(ConditionedModel):
         if self.flip_channels:
             controlnet_cond = controlnet_cond.flip(1)
 
-        sample = self.conv_in(sample) + self.controlnet_cond_embedding(controlnet_cond)
+        sample = self.conv_in(sample) + once(self.controlnet_cond_embedding, controlnet_cond)
         skips = [sample]
         for block in self.down_blocks:
             sample, more = block(sample, temb, *context)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from diffusion_core.outputs import BaseOutput
 
+from ..offload.runs import once
 from .controlnet import ControlNetConditioningEmbedding
 from .layers.rotary import rotary_table
 from .transformers.checks import check_attention_kwargs, check_tokens
@@ -102,17 +103,16 @@ class FluxControlNetModel(FluxBlocks):
         ids = self._check(hidden_states, encoder_hidden_states, pooled_projections, timestep, txt_ids, img_ids)
         check_attention_kwargs(joint_attention_kwargs)
         if self.input_hint_block is not None:
-            hint = F.pixel_unshuffle(self.input_hint_block(controlnet_cond), self.patch_size)
-            controlnet_cond = hint.flatten(2).transpose(1, 2)
+            controlnet_cond = once(self._packed_hint, controlnet_cond)
         check_tokens("controlnet_cond", controlnet_cond, *hidden_states.shape[::2])
         temb = self._embed(hidden_states, timestep, guidance, pooled_projections)
-        image = self.x_embedder(hidden_states) + self.controlnet_x_embedder(controlnet_cond)
-        text = self.context_embedder(encoder_hidden_states)
+        image = self.x_embedder(hidden_states) + once(self.controlnet_x_embedder, controlnet_cond)
+        text = once(self.context_embedder, encoder_hidden_states)
         mode = self._mode(controlnet_mode)
         if mode is not None:
             # The mode goes before the text, at the position of its first token.
-            text, ids = torch.cat([mode, text], dim=1), torch.cat([ids[..., :1, :], ids], dim=-2)
-        rotary = rotary_table(ids, self.axes_dims_rope)
+            text, ids = torch.cat([mode, text], dim=1), once(_with_mode, ids)
+        rotary = once(rotary_table, ids, tuple(self.axes_dims_rope))
 
         samples: list[Tensor] = []
         for block, join in zip(self.transformer_blocks, self.controlnet_blocks, strict=True):
@@ -126,12 +126,20 @@ class FluxControlNetModel(FluxBlocks):
         found = (samples or None, singles or None)
         return FluxControlNetOutput(*found) if return_dict else found
 
+    def _packed_hint(self, pixels: Tensor) -> Tensor:
+        assert self.input_hint_block is not None
+        return F.pixel_unshuffle(self.input_hint_block(pixels), self.patch_size).flatten(2).transpose(1, 2)
+
     def _mode(self, mode: Tensor | None) -> Tensor | None:
         """The mode as a token (B, 1, C)."""
         if (self.controlnet_mode_embedder is None) != (mode is None):
             count = self.num_mode
             raise ValueError(f"controlnet_mode must be {'None' if count is None else f'from 0 to {count - 1}'} here")
         return None if self.controlnet_mode_embedder is None else self.controlnet_mode_embedder(mode)
+
+
+def _with_mode(ids: Tensor) -> Tensor:
+    return torch.cat([ids[..., :1, :], ids], dim=-2)
 
 
 def _silent(inputs: int, outputs: int) -> nn.Linear:

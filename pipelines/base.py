@@ -20,6 +20,7 @@ from diffusion_core.progress import check_options, progress_bar
 
 from ..offload.engine import execution_dtype
 from ..offload.layout import read_request
+from ..offload.runs import cached_run
 from .callbacks import Callback, StepCallback
 from .components import ABSENT, entry_of
 from .loading import (
@@ -328,7 +329,8 @@ class Pipeline(PlacementMixin, PipelineSpeedMixin, ConfigMixin):
         run = Run(**state)
         self._runs.start(run)
         try:
-            yield run
+            with cached_run(limit=self._exact_cache_bytes):
+                yield run
         finally:
             if self._runs.finish(run):
                 self.maybe_free_model_hooks()

@@ -3,7 +3,11 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
+import torch
+
 from diffusion_core.config import ConfigMixin
+
+from ..offload.runs import current_run
 
 # callback(pipeline, step, timestep, tensors) -> changed tensors, or None for no change
 Callback = Callable[[Any, int, Any, dict[str, Any]], Mapping[str, Any] | None]
@@ -54,6 +58,10 @@ class StepCallback:
             return tensors
         shown = {name: tensors.get(name) for name in self.names}
         changed = self.callback(self.pipe, step, timestep, shown)
+        memory = current_run()
+        if memory is not None and any(torch.is_tensor(each) and each.is_inference() for each in shown.values()):
+            # Such tensors do not tell whether they were edited.
+            memory.forget_results()
         if changed is None:
             return tensors
         if not isinstance(changed, Mapping):

@@ -13,6 +13,8 @@ import torch
 from diffusion_core.logging import get_logger
 from diffusion_core.randomness import Generators
 
+from ..offload.runs import current_run
+
 logger = get_logger(__name__)
 
 
@@ -151,13 +153,22 @@ def walk(pipe: Any, run: Any, steps: Steps) -> Iterator[tuple[int, torch.Tensor]
         The index of the step and its timestep, a view of `steps.timesteps` without axes.
     """
     run.num_timesteps = len(steps)
+    # The same tensors all the time, by which what depends on them can be told.
+    timesteps, memory = steps.timesteps.unbind(), current_run()
+    if memory is not None:
+        memory.expect(timesteps)
     # Timesteps beyond a multiple of the order are the scheduler's warm-up, not steps that were asked for.
     warmup = max(len(steps) - steps.count * steps.scheduler.order, 0)
     with pipe.progress_bar(total=steps.count) as bar:
         for index in range(len(steps)):
             if run.interrupt:
-                return
-            yield index, steps.timesteps[index]
+                break
+            if memory is not None:
+                memory.step = index
+            yield index, timesteps[index]
             done = index + 1 - warmup
             if index + 1 == len(steps) or (done > 0 and done % steps.scheduler.order == 0):
                 bar.update()
+    if memory is not None:
+        # What comes after, the autoencoder as a rule, needs the room.
+        memory.forget()

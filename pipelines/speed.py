@@ -8,6 +8,8 @@ from torch import nn
 from diffusion_core.logging import get_logger
 
 from ..offload.attention import AttentionSettings, SliceSize
+from ..offload.runs import LIMIT
+from ..offload.sizes import parse_bytes
 from ..offload.speed import SpeedMixin
 from .components import unwrap
 
@@ -18,6 +20,7 @@ class PipelineSpeedMixin:
     """Switches that act on every component that has them. The state is in the components."""
 
     components: Any
+    _exact_cache_bytes: int = LIMIT
 
     # ---- attention ----
 
@@ -102,6 +105,27 @@ class PipelineSpeedMixin:
 
     def disable_xformers_memory_efficient_attention(self) -> None:
         """Undo `enable_xformers_memory_efficient_attention`, which changes nothing by itself."""
+
+    # ---- caches ----
+
+    def enable_exact_caches(self, limit: int | str = LIMIT) -> None:
+        """Compute once a call what does not change from step to step, as pipelines do by default; see the caches guide.
+
+        Keys and values of the text, its projections, tables of positions, embeddings of guidance and pooled text, and
+        under memory modes the modulation of all steps. Pictures are the same bit for bit.
+
+        Args:
+            limit: how much these may take together, on the device: bytes, or a text such as "256MB". What comes after
+                that is computed in each step.
+
+        Raises:
+            ValueError: if it is no size.
+        """
+        self._exact_cache_bytes = parse_bytes(limit, "limit")
+
+    def disable_exact_caches(self) -> None:
+        """Compute everything in each step."""
+        self._exact_cache_bytes = 0
 
     # ---- the denoiser and the autoencoder ----
 

@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from ...offload.attention import DEFAULT, attention
+from ...offload.runs import once
 from .fusing import Fusing
 from .norms import make_norm
 
@@ -94,7 +95,7 @@ class Attention(Fusing):
             query, key = self.norm_q(query), self.norm_k(key)
         mask = None if attention_mask is None else per_head(attention_mask, key.shape[1])
         hidden_states = attention(query, key, value, attn_mask=mask, settings=self.attention_settings).flatten(2)
-        project, drop = self.to_out
+        project, drop = self.to_out._modules.values()  # without the Python call of a list's `__iter__`
         hidden_states = project(hidden_states)
         if self.dropout:
             hidden_states = drop(hidden_states)
@@ -110,12 +111,18 @@ class Attention(Fusing):
 
     def _project(self, tokens: torch.Tensor, context: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Queries of `tokens`, keys and values of `context`."""
+        if self.crosses:
+            return self.to_q(tokens), *once(self._keys_and_values, context)
         if self._fused is None:
             return self.to_q(tokens), self.to_k(context), self.to_v(context)
         fused: Any = getattr(self, self._fused[0])
-        if self.crosses:
-            return self.to_q(tokens), *fused(context)
         return fused(tokens) if tokens is context else (fused(tokens)[0], *fused(context)[1:])
+
+    def _keys_and_values(self, context: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        if self._fused is None:
+            return self.to_k(context), self.to_v(context)
+        fused: Any = getattr(self, self._fused[0])
+        return fused(context)
 
     def _normalize(self, hidden_states: torch.Tensor, maps: bool) -> torch.Tensor:
         assert self.group_norm is not None

@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from ...offload.attention import DEFAULT, attention
+from ...offload.runs import once
 from .activations import get_activation
 
 
@@ -165,6 +166,9 @@ class TextProjection(nn.Module):
         self.linear_2 = nn.Linear(hidden_size, out_features or hidden_size)
 
     def forward(self, caption: torch.Tensor) -> torch.Tensor:
+        return once(self._project, caption)
+
+    def _project(self, caption: torch.Tensor) -> torch.Tensor:
         return self.linear_2(self.act_1(self.linear_1(caption)))
 
 
@@ -200,10 +204,14 @@ class CombinedTimestepTextProjEmbeddings(nn.Module):
         if self.guidance_embedder is not None:
             if guidance is None:
                 raise ValueError("this model was distilled with guidance: pass `guidance`, one number a sample")
-            embedding = embedding + self.guidance_embedder(self.time_proj(guidance).to(dtype))
+            embedding = embedding + once(self._embed_guidance, guidance, dtype)
         elif guidance is not None:
             raise ValueError("`guidance` was given, but this model takes none (guidance_embeds is False)")
         return embedding + self.text_embedder(pooled_projection)
+
+    def _embed_guidance(self, guidance: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        assert self.guidance_embedder is not None
+        return self.guidance_embedder(self.time_proj(guidance).to(dtype))
 
 
 def batched_timestep(timestep: torch.Tensor | float | int, sample: torch.Tensor) -> torch.Tensor:
@@ -212,10 +220,14 @@ def batched_timestep(timestep: torch.Tensor | float | int, sample: torch.Tensor)
     Raises:
         ValueError: if the count of timesteps is neither 1 nor the batch size.
     """
-    batch = sample.shape[0]
+    return one_a_sample(timestep, sample.shape[0], sample.device)
+
+
+def one_a_sample(timestep: torch.Tensor | float | int, batch: int, device: torch.device) -> torch.Tensor:
+    """As `batched_timestep`, for a batch of this size on a device."""
     if not isinstance(timestep, torch.Tensor):
-        return torch.full((batch,), timestep, device=sample.device)
-    timestep = timestep.to(sample.device).reshape(-1)
+        return torch.full((batch,), timestep, device=device)
+    timestep = timestep.to(device).reshape(-1)
     if timestep.shape[0] not in (1, batch):
         raise ValueError(f"timestep holds {timestep.shape[0]} values; give one, or one a sample ({batch})")
     return timestep.expand(batch)

@@ -3,6 +3,8 @@
 import torch
 from torch import nn
 
+from ...offload.runs import once
+
 Tensor = torch.Tensor
 
 
@@ -86,7 +88,7 @@ class PatchEmbed(nn.Module):
         rows, columns = patch_grid(latent, self.patch_size)
         tokens = self.proj(latent).flatten(2).transpose(1, 2)
         if self.pos_embed_max_size is None:
-            positions = self._positions(rows, columns, latent.device)
+            positions = once(self._positions, rows, columns, latent.device)
         else:
             positions = self._middle(rows, columns, self.pos_embed_max_size)
         return (tokens + positions).to(tokens.dtype)

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ...offload.runs import once
 from ..base import Model
 from ..layers.embeddings import TimestepEmbedding, Timesteps, batched_timestep
 from ..layers.joint_attention import JointAttention
@@ -244,8 +245,7 @@ class AuraFlowTransformer2DModel(Model):
         time = self.time_step_embed(batched_timestep(timestep, hidden_states))
         temb = self.time_step_proj(time.to(hidden_states.dtype))
         image = self.pos_embed(hidden_states)
-        text = self.context_embedder(encoder_hidden_states)
-        text = torch.cat([self.register_tokens.expand(len(text), -1, -1), text], dim=1)
+        text = once(self._embed_text, encoder_hidden_states)
         for block in self.joint_transformer_blocks:
             text, image = block(image, text, temb)
         tokens = torch.cat([text, image], dim=1)
@@ -254,3 +254,7 @@ class AuraFlowTransformer2DModel(Model):
         tokens = self.proj_out(self.norm_out(tokens[:, text.shape[1] :], temb))
         sample = from_patches(tokens, rows, columns, self.patch_size)
         return Transformer2DModelOutput(sample=sample) if return_dict else (sample,)
+
+    def _embed_text(self, text: Tensor) -> Tensor:
+        text = self.context_embedder(text)
+        return torch.cat([self.register_tokens.expand(len(text), -1, -1), text], dim=1)

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ...offload.runs import once
 from ..base import Model
 from ..layers.embeddings import TimestepEmbedding, Timesteps, batched_timestep
 from ..layers.joint_attention import JointAttention
@@ -46,10 +47,10 @@ class CogVideoXPatchEmbed(nn.Module):
         p, p_t = self.patch_size, self.patch_size_t
         if p_t is None:
             tokens = self.proj(film.flatten(0, 1)).flatten(2).transpose(1, 2)
-            return tokens.reshape(batch, -1, tokens.shape[-1]), self.text_proj(text)
+            return tokens.reshape(batch, -1, tokens.shape[-1]), once(self.text_proj, text)
         patches = film.reshape(batch, frames // p_t, p_t, channels, height // p, p, width // p, p)
         patches = patches.permute(0, 1, 4, 6, 3, 2, 5, 7).flatten(4).flatten(1, 3)
-        return self.proj(patches), self.text_proj(text)
+        return self.proj(patches), once(self.text_proj, text)
 
 
 class CogVideoXLayerNormZero(nn.Module):
@@ -280,7 +281,7 @@ class CogVideoXTransformer3DModel(Model):
         film, text = self.patch_embed(hidden_states, encoder_hidden_states)
         film, text = self._add_positions(film, text, hidden_states)
         temb = self._embed_time(hidden_states, timestep, ofs)
-        rotary = None if image_rotary_emb is None else _with_text(image_rotary_emb, text.shape[1])
+        rotary = None if image_rotary_emb is None else once(_with_text, *image_rotary_emb, text.shape[1])
 
         for block in self.transformer_blocks:
             film, text = block(film, text, temb, rotary)
@@ -302,7 +303,6 @@ class CogVideoXTransformer3DModel(Model):
 
     def _add_positions(self, film: Tensor, text: Tensor, latents: Tensor) -> tuple[Tensor, Tensor]:
         """Sinusoids on three axes, or learned positions; none where positions are rotary alone."""
-        frames, rows, columns = self._grid(latents)
         if self.use_learned_positional_embeddings:
             table = self.patch_embed.get_buffer("pos_embedding").to(film.dtype)
             first = self.max_text_seq_length
@@ -310,14 +310,17 @@ class CogVideoXTransformer3DModel(Model):
                 return film + table[:, first:], text + table[:, : text.shape[1]]
         elif self.use_rotary_positional_embeddings:
             return film, text
-        channels = film.shape[-1] // 4
-        exact = torch.float32 if film.device.type == "mps" else torch.float64
-        times = torch.arange(frames, dtype=exact, device=film.device) / self.temporal_interpolation_scale
-        over_time = sincos_1d(times, channels).float()[:, None].expand(-1, rows * columns, -1)
+        return film + once(self._sinusoids, self._grid(latents), film.shape[-1], film.device).to(film.dtype), text
+
+    def _sinusoids(self, grid: tuple[int, int, int], channels: int, device: torch.device) -> Tensor:
+        """A quarter of the channels tells the frame, the others row and column: (tokens, channels)."""
+        frames, rows, columns = grid
+        exact = torch.float32 if device.type == "mps" else torch.float64
+        times = torch.arange(frames, dtype=exact, device=device) / self.temporal_interpolation_scale
+        over_time = sincos_1d(times, channels // 4).float()[:, None].expand(-1, rows * columns, -1)
         scale = self.spatial_interpolation_scale
-        over_space = sincos_2d(rows, columns, 3 * channels, interpolation_scale=scale, device=film.device)
-        positions = torch.cat([over_time, over_space.expand(frames, -1, -1)], dim=2)
-        return film + positions.flatten(0, 1).to(film.dtype), text
+        over_space = sincos_2d(rows, columns, 3 * (channels // 4), interpolation_scale=scale, device=device)
+        return torch.cat([over_time, over_space.expand(frames, -1, -1)], dim=2).flatten(0, 1)
 
     def _from_patches(self, tokens: Tensor, latents: Tensor) -> Tensor:
         frames, rows, columns = self._grid(latents)
@@ -356,8 +359,8 @@ class CogVideoXTransformer3DModel(Model):
                 raise ValueError(f"{text.shape[1]} text tokens exceed max_text_seq_length={self.max_text_seq_length}")
 
 
-def _with_text(rotary: tuple[Tensor, Tensor], count: int) -> RotaryTable:
+def _with_text(cos: Tensor, sin: Tensor, count: int) -> RotaryTable:
     """The table of film patches, given for each channel, with `count` text tokens before it that do not turn."""
-    cos, sin = (part[:, None, ::2] for part in rotary)
+    cos, sin = cos[:, None, ::2], sin[:, None, ::2]
     still = cos.new_ones(count, *cos.shape[1:])
     return RotaryTable(torch.cat([still, cos]).float(), torch.cat([torch.zeros_like(still), sin]).float())

@@ -7,8 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from ...offload.runs import once
 from ..base import Model
-from ..layers.embeddings import CombinedTimestepTextProjEmbeddings, batched_timestep
+from ..layers.embeddings import CombinedTimestepTextProjEmbeddings, one_a_sample
 from ..layers.joint_attention import JointAttention
 from ..layers.modulation import (
     AdaLayerNormContinuous,
@@ -16,6 +17,7 @@ from ..layers.modulation import (
     AdaLayerNormZeroSingle,
     gated,
     modulate,
+    normalize,
 )
 from ..layers.rotary import RotaryTable, rotary_table
 from ..layers.transformer import FeedForward
@@ -51,9 +53,8 @@ class FluxTransformerBlock(nn.Module):
         self.attn = JointAttention(
             dim, heads=num_attention_heads, dim_head=attention_head_dim, context_dim=dim, qk_norm=qk_norm, eps=eps
         )
-        self.norm2 = nn.LayerNorm(dim, eps=eps, elementwise_affine=False)
+        self.eps = eps
         self.ff = FeedForward(dim, activation_fn="gelu-approximate")
-        self.norm2_context = nn.LayerNorm(dim, eps=eps, elementwise_affine=False)
         self.ff_context = FeedForward(dim, activation_fn="gelu-approximate")
 
     def forward(
@@ -65,8 +66,8 @@ class FluxTransformerBlock(nn.Module):
         image, text = self.attn(image, text, rotary=rotary)
         hidden_states = hidden_states + gated(image, image_gate)
         encoder_hidden_states = encoder_hidden_states + gated(text, text_gate)
-        hidden_states = hidden_states + _feed(self.norm2, self.ff, hidden_states, image_mlp)
-        text = _feed(self.norm2_context, self.ff_context, encoder_hidden_states, text_mlp)
+        hidden_states = hidden_states + _feed(self.ff, normalize(hidden_states, self.eps), image_mlp)
+        text = _feed(self.ff_context, normalize(encoder_hidden_states, self.eps), text_mlp)
         return hidden_states, within_range(encoder_hidden_states + text)
 
 
@@ -131,9 +132,9 @@ class FluxBlocks(Model):
 
     def _embed(self, sample: Tensor, timestep: Any, guidance: Tensor | None, pooled: Any) -> Tensor:
         """The vector that modulates all blocks. Times and scales count in thousandths, as in training."""
-        times = batched_timestep(timestep, sample).to(sample.dtype) * 1000
-        scales = None if guidance is None else batched_timestep(guidance, sample).to(sample.dtype) * 1000
-        return self.time_text_embed(times, pooled, scales)
+        like = (sample.shape[0], sample.device, sample.dtype)
+        scales = None if guidance is None else once(_thousandths, guidance, *like)
+        return self.time_text_embed(_thousandths(timestep, *like), pooled, scales)
 
     def _check(self, sample: Tensor, text: Any, pooled: Any, timestep: Any, txt_ids: Any, img_ids: Any) -> Tensor:
         """Refuse inputs that do not fit; the ids of all tokens, the text's first."""
@@ -158,7 +159,7 @@ class FluxBlocks(Model):
                     f"{name} has the shape {tuple(ids.shape)}, expected {(tokens.shape[1], axes)}: a position for each "
                     f"token, for both kinds with a batch axis or without"
                 )
-        return torch.cat([txt_ids, img_ids], dim=-2)
+        return once(_text_first, txt_ids, img_ids)
 
 
 class FluxTransformer2DModel(FluxBlocks):
@@ -245,8 +246,8 @@ class FluxTransformer2DModel(FluxBlocks):
         ids = self._check(hidden_states, encoder_hidden_states, pooled_projections, timestep, txt_ids, img_ids)
         check_attention_kwargs(joint_attention_kwargs)
         temb = self._embed(hidden_states, timestep, guidance, pooled_projections)
-        rotary = rotary_table(ids, self.axes_dims_rope)
-        image, text = self.x_embedder(hidden_states), self.context_embedder(encoder_hidden_states)
+        rotary = once(rotary_table, ids, tuple(self.axes_dims_rope))
+        image, text = self.x_embedder(hidden_states), once(self.context_embedder, encoder_hidden_states)
 
         for index, block in enumerate(self.transformer_blocks):
             image, text = block(image, text, temb, rotary)
@@ -266,10 +267,18 @@ class FluxTransformer2DModel(FluxBlocks):
         return Transformer2DModelOutput(sample=sample) if return_dict else (sample,)
 
 
-def _feed(norm: nn.Module, feed_forward: nn.Module, tokens: Tensor, vectors: Sequence[Tensor]) -> Tensor:
+def _thousandths(values: Any, batch: int, device: torch.device, dtype: torch.dtype) -> Tensor:
+    return one_a_sample(values, batch, device).to(dtype) * 1000
+
+
+def _text_first(txt_ids: Tensor, img_ids: Tensor) -> Tensor:
+    return torch.cat([txt_ids, img_ids], dim=-2)
+
+
+def _feed(feed_forward: nn.Module, tokens: Tensor, vectors: Sequence[Tensor]) -> Tensor:
     """A modulated feed-forward; `vectors` are shift, scale and gate."""
     shift, scale, gate = vectors
-    return gated(feed_forward(modulate(norm(tokens), shift, scale)), gate)
+    return gated(feed_forward(modulate(tokens, shift, scale)), gate)
 
 
 def _share(samples: Sequence[Tensor], index: int, blocks: int, repeat: bool = False) -> Tensor:

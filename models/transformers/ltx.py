@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from ...offload.runs import once
 from ..base import Model
 from ..layers.adaln_single import AdaLayerNormSingle
 from ..layers.embeddings import TextProjection, batched_timestep
@@ -23,9 +24,14 @@ _THETA = 10000.0
 
 
 def film_positions(
-    frames: int, height: int, width: int, scale: Sequence[float] | Tensor | None, patch: Sequence[int], like: Tensor
+    frames: int,
+    height: int,
+    width: int,
+    scale: Sequence[float] | Tensor | None,
+    patch: Sequence[int],
+    device: torch.device | None = None,
 ) -> Tensor:
-    """Coordinates of the tokens of a film, (1, frames * height * width, 3), float32 on the device of `like`.
+    """Coordinates of the tokens of a film, (1, frames * height * width, 3), float32.
 
     Args:
         frames, height, width: of the film in tokens.
@@ -33,7 +39,7 @@ def film_positions(
             the largest film. None numbers the tokens.
         patch: latents of a token along each axis.
     """
-    axes = [torch.arange(size, dtype=torch.float32, device=like.device) for size in (frames, height, width)]
+    axes = [torch.arange(size, dtype=torch.float32, device=device) for size in (frames, height, width)]
     if scale is not None:
         # In this order, as the reference rounds.
         parts = zip(axes, scale, patch, _EXTENT, strict=True)
@@ -236,7 +242,10 @@ class LTXVideoTransformer3DModel(Model):
         check_tokens("hidden_states", hidden_states, batch, self.config["in_channels"])
         check_tokens("encoder_hidden_states", encoder_hidden_states, batch, self.config["caption_channels"])
         check_attention_kwargs(attention_kwargs, "attention_kwargs")
-        rotary = self._rotary(hidden_states, (num_frames, height, width), rope_interpolation_scale, video_coords)
+        scale = rope_interpolation_scale
+        scale = tuple(scale) if isinstance(scale, list) else scale
+        shape, sizes = tuple(hidden_states.shape[:2]), (num_frames, height, width)
+        rotary = once(self._rotary, shape, hidden_states.device, sizes, scale, video_coords)
         mask = encoder_attention_mask
         if mask is None or mask.dim() == 2:
             mask = mask_to_bias(mask, hidden_states)
@@ -252,8 +261,15 @@ class LTXVideoTransformer3DModel(Model):
         sample = self.proj_out(self.norm_out(tokens) * (1 + scale) + shift)
         return Transformer2DModelOutput(sample=sample) if return_dict else (sample,)
 
-    def _rotary(self, tokens: Tensor, sizes: tuple[int | None, ...], scale: Any, coords: Tensor | None) -> RotaryTable:
-        batch, count = tokens.shape[:2]
+    def _rotary(
+        self,
+        shape: tuple[int, int],
+        device: torch.device,
+        sizes: tuple[int | None, ...],
+        scale: Any,
+        coords: Tensor | None,
+    ) -> RotaryTable:
+        batch, count = shape
         if coords is not None:
             if tuple(coords.shape) not in ((batch, 3, count), (1, 3, count)):
                 raise ValueError(f"video_coords has the shape {tuple(coords.shape)}, expected ({batch}, 3, {count})")
@@ -266,7 +282,7 @@ class LTXVideoTransformer3DModel(Model):
                     f"num_frames={frames}, height={height} and width={width} must multiply to the {count} tokens of "
                     "hidden_states; or pass video_coords"
                 )
-            positions = film_positions(frames, height, width, scale, self.patch, tokens)
+            positions = film_positions(frames, height, width, scale, self.patch, device)
         return film_rotary(positions, self.heads, self.dim_head)
 
 

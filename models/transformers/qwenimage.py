@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from ...offload.runs import once
 from ..base import Model
 from ..layers.embeddings import TimestepEmbedding, Timesteps, batched_timestep
 from ..layers.joint_attention import JointAttention
@@ -195,11 +196,11 @@ class QwenImageTransformer2DModel(Model):
         if guidance is not None or additional_t_cond is not None:
             raise ValueError("guidance and additional_t_cond must be None: this model takes neither")
         shapes = self._check(hidden_states, encoder_hidden_states, timestep, img_shapes)
-        text, image = self.txt_in(self.txt_norm(encoder_hidden_states)), self.img_in(hidden_states)
+        text, image = once(self._embed_text, encoder_hidden_states), self.img_in(hidden_states)
         mask = _joint_mask(encoder_hidden_states_mask, text, image)
         times = batched_timestep(timestep, hidden_states).to(hidden_states.dtype)  # type: ignore[arg-type]
         temb = self.time_text_embed(times, hidden_states.dtype)
-        rotary = rotary_table(joint_positions(shapes, text.shape[1], hidden_states.device), self.axes_dims_rope)
+        rotary = once(self._rotary, tuple(shapes), text.shape[1], hidden_states.device)
 
         for index, block in enumerate(self.transformer_blocks):
             image, text = block(image, text, temb, rotary, mask)
@@ -209,6 +210,12 @@ class QwenImageTransformer2DModel(Model):
 
         sample = self.proj_out(self.norm_out(image, temb))
         return Transformer2DModelOutput(sample=sample) if return_dict else (sample,)
+
+    def _embed_text(self, text: Tensor) -> Tensor:
+        return self.txt_in(self.txt_norm(text))
+
+    def _rotary(self, shapes: Sequence[Shape], words: int, device: torch.device) -> RotaryTable:
+        return rotary_table(joint_positions(shapes, words, device), self.axes_dims_rope)
 
     def _check(self, sample: Tensor, text: Any, timestep: Any, img_shapes: Any) -> list[Shape]:
         """Refuse inputs that do not fit; the shape of each picture of a sample."""

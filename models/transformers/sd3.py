@@ -5,6 +5,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
+from ...offload.runs import once
 from ..base import Model
 from ..layers.embeddings import CombinedTimestepTextProjEmbeddings, batched_timestep
 from ..layers.joint_attention import JointAttention
@@ -183,7 +184,7 @@ class SD3Transformer2DModel(Model):
         rows, columns = patch_grid(hidden_states, self.patch_size)
         image = self.pos_embed(hidden_states)
         temb = self.time_text_embed(times, pooled_projections)
-        text = self.context_embedder(encoder_hidden_states)
+        text = once(self.context_embedder, encoder_hidden_states)
 
         for index, block in enumerate(self.transformer_blocks):
             if skip_layers is None or index not in skip_layers:

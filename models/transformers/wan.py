@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ...offload.attention import attention
+from ...offload.runs import once
 from ..base import Model
 from ..layers.embeddings import TextProjection, TimestepEmbedding, Timesteps, batched_timestep
 from ..layers.rotary import RotaryTable, rotary_table
@@ -99,8 +100,11 @@ class WanCrossAttention(RotaryAttention):
 
         attended = attend(self.norm_k(key), value)
         if self.sees_pictures and pictures is not None:
-            attended = attended + attend(self.norm_added_k(self.add_k_proj(pictures)), self.add_v_proj(pictures))
+            attended = attended + attend(*once(self._keys_and_values_of_pictures, pictures))
         return self.to_out[0](attended)
+
+    def _keys_and_values_of_pictures(self, pictures: Tensor) -> tuple[Tensor, Tensor]:
+        return self.norm_added_k(self.add_k_proj(pictures)), self.add_v_proj(pictures)
 
 
 class WanTransformerBlock(nn.Module):
@@ -259,11 +263,11 @@ class WanTransformer3DModel(Model):
         check_attention_kwargs(attention_kwargs, "attention_kwargs")
         tokens = self.patch_embedding(hidden_states).flatten(2).mT
         times = _time_for_tokens(timestep, tokens)
-        rotary = self._rotary(grid, tokens)
+        rotary = once(self._rotary, grid, tokens.device)
         embedded, modulation = self.condition_embedder.time(times, tokens.dtype)
         text, pictures = self.condition_embedder.text_embedder(encoder_hidden_states), None
         if self.condition_embedder.image_embedder is not None:
-            pictures = self.condition_embedder.image_embedder(encoder_hidden_states_image)
+            pictures = once(self.condition_embedder.image_embedder, encoder_hidden_states_image)
 
         for block in self.blocks:
             tokens = block(tokens, text, pictures, modulation, rotary)
@@ -273,8 +277,8 @@ class WanTransformer3DModel(Model):
         sample = self._from_patches(tokens, grid)
         return Transformer2DModelOutput(sample=sample) if return_dict else (sample,)
 
-    def _rotary(self, grid: tuple[int, int, int], tokens: Tensor) -> RotaryTable:
-        axes = (torch.arange(size, device=tokens.device) for size in grid)
+    def _rotary(self, grid: tuple[int, int, int], device: torch.device) -> RotaryTable:
+        axes = (torch.arange(size, device=device) for size in grid)
         positions = torch.stack(torch.meshgrid(*axes, indexing="ij"), dim=-1)
         return rotary_table(positions.flatten(0, 2), self.axes_dim)
 

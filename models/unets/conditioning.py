@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ...offload.runs import once
 from ..base import Model
 from ..layers.activations import activation_function, get_activation
 from ..layers.embeddings import (
@@ -151,7 +152,7 @@ class ConditionedModel(Model):
         if self.addition_embed_type == "text_time":
             temb = temb + self._embed_sizes(temb, added_cond_kwargs)
         elif self.add_embedding is not None:
-            temb = temb + self.add_embedding(encoder_hidden_states)
+            temb = temb + once(self.add_embedding, encoder_hidden_states)
         if self.time_embed_act is not None:
             temb = self.time_embed_act(temb)
         return temb if self.activate_time is None else self.activate_time(temb)
@@ -176,8 +177,11 @@ class ConditionedModel(Model):
                 f"added_cond_kwargs has text_embeds of the shape {tuple(text.shape)} and time_ids of the shape "
                 f"{tuple(sizes.shape)}; both need one row a sample ({len(temb)})"
             )
+        return once(self._sizes_and_text, text, sizes, temb.dtype)
+
+    def _sizes_and_text(self, text: Tensor, sizes: Tensor, dtype: torch.dtype) -> Tensor:
         sizes = self.add_time_proj(sizes.flatten()).reshape(sizes.shape[0], -1)
-        embeds = torch.cat([text, sizes.to(text.dtype)], dim=-1).to(temb.dtype)
+        embeds = torch.cat([text, sizes.to(text.dtype)], dim=-1).to(dtype)
         assert isinstance(self.add_embedding, TimestepEmbedding)
         expected = self.add_embedding.linear_1.in_features
         if embeds.shape[-1] != expected:

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from diffusion_core.outputs import BaseOutput
 
+from ...offload.runs import once
 from ..layers.activations import get_activation
 from .build import (
     DOWN_BLOCKS,
@@ -224,7 +225,7 @@ class UNet2DConditionModel(ConditionedModel):
         self._check(sample, encoder_hidden_states, cross_attention_kwargs)
         temb = self._embed(sample, timestep, encoder_hidden_states, class_labels, timestep_cond, added_cond_kwargs)
         if self.encoder_hid_proj is not None:
-            encoder_hidden_states = self.encoder_hid_proj(encoder_hidden_states)
+            encoder_hidden_states = once(self.encoder_hid_proj, encoder_hidden_states)
         context = (
             encoder_hidden_states,
             mask_to_bias(attention_mask, sample),
