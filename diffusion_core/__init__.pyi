@@ -17,6 +17,9 @@ from .models.base import ModelMixin as ModelMixin
 from .models.controlnet import ControlNetModel as ControlNetModel
 from .models.controlnet_flux import FluxControlNetModel as FluxControlNetModel
 from .models.multi_controlnet import MultiControlNetModel as MultiControlNetModel
+from .models.quantization import BitsAndBytesConfig as BitsAndBytesConfig
+from .models.quantization import QuantoConfig as QuantoConfig
+from .models.quantization import TorchAoConfig as TorchAoConfig
 from .models.transformers.auraflow import AuraFlowTransformer2DModel as AuraFlowTransformer2DModel
 from .models.transformers.cogvideox import CogVideoXTransformer3DModel as CogVideoXTransformer3DModel
 from .models.transformers.flux import FluxTransformer2DModel as FluxTransformer2DModel
@@ -28,15 +31,24 @@ from .models.transformers.sd3 import SD3Transformer2DModel as SD3Transformer2DMo
 from .models.transformers.wan import WanTransformer3DModel as WanTransformer3DModel
 from .models.unets.unet_2d import UNet2DModel as UNet2DModel
 from .models.unets.unet_2d_condition import UNet2DConditionModel as UNet2DConditionModel
+from .offload.attention import AttentionBackendName as AttentionBackendName
+from .offload.attention import attention_backend as attention_backend
 from .offload.group_offload import apply_group_offloading as apply_group_offloading
 from .offload.group_offload import remove_group_offloading as remove_group_offloading
 from .outputs import BaseOutput as BaseOutput
 from .pipelines.auraflow.pipeline import AuraFlowPipeline as AuraFlowPipeline
 from .pipelines.auto import AutoPipelineForImage2Image as AutoPipelineForImage2Image
+from .pipelines.auto import AutoPipelineForImage2Video as AutoPipelineForImage2Video
 from .pipelines.auto import AutoPipelineForInpainting as AutoPipelineForInpainting
 from .pipelines.auto import AutoPipelineForText2Image as AutoPipelineForText2Image
+from .pipelines.auto import AutoPipelineForText2Video as AutoPipelineForText2Video
+from .pipelines.auto import AutoPipelineForVideo2Video as AutoPipelineForVideo2Video
 from .pipelines.base import DiffusionPipeline as DiffusionPipeline
 from .pipelines.base import Pipeline as Pipeline
+from .pipelines.cogvideo.image2video import CogVideoXImageToVideoPipeline as CogVideoXImageToVideoPipeline
+from .pipelines.cogvideo.output import CogVideoXPipelineOutput as CogVideoXPipelineOutput
+from .pipelines.cogvideo.pipeline import CogVideoXPipeline as CogVideoXPipeline
+from .pipelines.cogvideo.video2video import CogVideoXVideoToVideoPipeline as CogVideoXVideoToVideoPipeline
 from .pipelines.controlnet.img2img import (
     StableDiffusionControlNetImg2ImgPipeline as StableDiffusionControlNetImg2ImgPipeline,
 )
@@ -55,6 +67,7 @@ from .pipelines.ddim import DDIMPipeline as DDIMPipeline
 from .pipelines.ddpm import DDPMPipeline as DDPMPipeline
 from .pipelines.ddpm import ImagePipelineOutput as ImagePipelineOutput
 from .pipelines.description import describe as describe
+from .pipelines.film import FilmOutput as FilmOutput
 from .pipelines.flux.control import FluxControlPipeline as FluxControlPipeline
 from .pipelines.flux.controlnet import FluxControlNetPipeline as FluxControlNetPipeline
 from .pipelines.flux.fill import FluxFillPipeline as FluxFillPipeline

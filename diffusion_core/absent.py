@@ -49,7 +49,6 @@ MODEL: dict[str, str] = {
         ),
         _KERNEL,
     ),
-    "dequantize": "quantised weights are not loaded, so there is nothing to undo",
     "enable_cache": "results of steps are not cached; leave the call out, and use fewer steps for more speed",
     "enable_gradient_checkpointing": "this library runs models and does not train them; train with diffusers, and "
     "load the result here",

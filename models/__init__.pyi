@@ -1,3 +1,5 @@
+from .attention_dispatch import AttentionBackendName as AttentionBackendName
+from .attention_dispatch import attention_backend as attention_backend
 from .auto import AutoModel as AutoModel
 from .autoencoders.asymmetric import AsymmetricAutoencoderKL as AsymmetricAutoencoderKL
 from .autoencoders.cogvideox import AutoencoderKLCogVideoX as AutoencoderKLCogVideoX
@@ -10,6 +12,9 @@ from .base import ModelMixin as ModelMixin
 from .controlnet import ControlNetModel as ControlNetModel
 from .controlnet_flux import FluxControlNetModel as FluxControlNetModel
 from .multi_controlnet import MultiControlNetModel as MultiControlNetModel
+from .quantization import BitsAndBytesConfig as BitsAndBytesConfig
+from .quantization import QuantoConfig as QuantoConfig
+from .quantization import TorchAoConfig as TorchAoConfig
 from .transformers.auraflow import AuraFlowTransformer2DModel as AuraFlowTransformer2DModel
 from .transformers.cogvideox import CogVideoXTransformer3DModel as CogVideoXTransformer3DModel
 from .transformers.flux import FluxTransformer2DModel as FluxTransformer2DModel

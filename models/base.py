@@ -13,21 +13,31 @@ from torch import nn
 from typing_extensions import Self
 
 from diffusion_core.absent import MODEL, refuses
-from diffusion_core.config import ConfigMixin, unknown_entries
-from diffusion_core.errors import ConfigError
+from diffusion_core.config import ConfigMixin, FrozenDict, unknown_entries
+from diffusion_core.errors import ConfigError, PlacementError
 from diffusion_core.hub import find_weights, upload
 from diffusion_core.logging import get_logger
 
 from ..offload.casting import compute_dtypes
 from ..offload.checkpoint import Checkpoint
 from ..offload.dtypes import parse_dtype
-from ..offload.engine import execution_device
+from ..offload.engine import execution_device, placement_of
 from ..offload.layout import read_request
 from ..offload.loading import LoadOptions, build_without_weights, load_into, planned_bytes
 from ..offload.memory_format import to_memory_format
 from ..offload.mixin import OffloadMixin
+from ..offload.quantized import (
+    Parts,
+    dequantize,
+    describe_quantization,
+    is_quantized,
+    quantized_weights,
+    size_in_bytes,
+)
 from ..offload.saving import save_tensors
 from ..offload.speed import SpeedMixin
+from ..offload.torchao_weights import flattened
+from .quantization import TorchAoConfig, read_quantization
 
 logger = get_logger(__name__)
 
@@ -49,6 +59,8 @@ class Model(ConfigMixin, OffloadMixin, SpeedMixin, nn.Module):
     - `_keep_in_fp32_modules`: parts of parameter names that stay float32 under float16 and bfloat16.
     - `_keys_to_ignore_on_load_unexpected`: patterns of names that a checkpoint may hold for nothing.
     - `_skip_layerwise_casting_patterns`: parts of names of layers that keep their dtype under layerwise casting.
+    - `_skip_quantization_patterns`: regular expressions, searched in dotted names, for linear layers that are not
+      quantised: those of norms and their modulation, embeddings, and the projections at both ends.
     """
 
     config_name = "config.json"
@@ -57,6 +69,14 @@ class Model(ConfigMixin, OffloadMixin, SpeedMixin, nn.Module):
     _keep_in_fp32_modules: ClassVar[list[str] | None] = None
     _keys_to_ignore_on_load_unexpected: ClassVar[list[str] | None] = None
     _skip_layerwise_casting_patterns: ClassVar[list[str] | tuple[str, ...] | None] = None
+    _skip_quantization_patterns: ClassVar[tuple[str, ...]] = (
+        "norm",
+        "embed",
+        "time_emb_proj",
+        "caption_projection",
+        "^proj_in$",
+        "^proj_out$",
+    )
     _supports_gradient_checkpointing: ClassVar[bool] = False
 
     def __getattr__(self, name: str) -> Any:
@@ -95,7 +115,8 @@ class Model(ConfigMixin, OffloadMixin, SpeedMixin, nn.Module):
         """Load a model from a repo on the Hub or a folder, in evaluation mode and with every tensor defined.
 
         Args:
-            dtype: None gives float32 (the dtype that the class builds with), "auto" keeps what the files hold.
+            dtype: None gives float32 (the dtype that the class builds with; with quantised weights that of the file,
+                or bfloat16 if they are quantised now), "auto" keeps what the files hold.
             torch_dtype: the same; `dtype` counts if both are given.
             subfolder: the folder of the model within the repo, such as "unet".
             variant: load the files of that variant, such as "fp16".
@@ -111,7 +132,8 @@ class Model(ConfigMixin, OffloadMixin, SpeedMixin, nn.Module):
             verify_checksum: compare the weights with the hash that `save_pretrained(checksum=True)` stored.
             check_finite: refuse weights that are NaN or infinite.
             low_cpu_mem_usage: accepted; loading always takes the model's memory plus one tensor at most.
-            quantization_config: not taken here.
+            quantization_config: a `TorchAoConfig`: quantise each weight as it is read. A checkpoint that holds
+                quantised weights needs none, and its own counts.
             kwargs: `revision`, `token`, `cache_dir`, `force_download`, `local_files_only`; others replace entries of
                 the config.
 
@@ -120,6 +142,7 @@ class Model(ConfigMixin, OffloadMixin, SpeedMixin, nn.Module):
             ConfigError: if the config makes no sense.
             PlacementError: if `device_map` names no device that can be used.
             TypeError: if `kwargs` holds what neither the loader nor the class knows.
+            ImportError: if weights are or shall be quantised, and torchao is not installed.
         """
         hub, overrides = cls._split_arguments(kwargs)
         request = read_request(device_map, max_memory, None, offload_folder)
@@ -133,7 +156,9 @@ class Model(ConfigMixin, OffloadMixin, SpeedMixin, nn.Module):
             ignore_unexpected=cls._keys_to_ignore_on_load_unexpected or (),
         )
         config = cls.load_config(pretrained_model_name_or_path, subfolder=subfolder, **hub)
-        cls._check_config(config, quantization_config)
+        stored, wanted = cls._check_config(config, quantization_config)
+        if options.dtype is None and wanted is not None:
+            options.dtype = torch.bfloat16
         files = find_weights(
             pretrained_model_name_or_path,
             subfolder=subfolder,
@@ -144,10 +169,20 @@ class Model(ConfigMixin, OffloadMixin, SpeedMixin, nn.Module):
         build = functools.partial(cls.from_config, config, **overrides)
         with Checkpoint(files, disable_mmap=disable_mmap, verify_checksum=verify_checksum) as checkpoint:
             model = build_without_weights(build)
+            if checkpoint.quantized:
+                options.dtype = options.dtype or "auto"
+            elif wanted is not None:
+                options.quantize = wanted.quantizer(model)
+            elif stored is not None:
+                raise ConfigError(
+                    f"{files.files[0].parent}: the config speaks of quantised weights, the files have none"
+                )
             layout = request.layout({"": model}, planned_bytes(checkpoint, options))
             options.place = layout.loads_onto
             differences = load_into(model, checkpoint, build, options, str(files.files[0].parent))
         model.register_to_config(_name_or_path=os.fspath(pretrained_model_name_or_path))
+        if stored or wanted:
+            model.register_to_config(quantization_config=stored or wanted)
         request.apply(model.eval(), layout)
         return (model, differences.as_loading_info()) if output_loading_info else model
 
@@ -166,17 +201,15 @@ class Model(ConfigMixin, OffloadMixin, SpeedMixin, nn.Module):
         return hub, rest
 
     @classmethod
-    def _check_config(cls, config: dict[str, Any], quantization_config: Any) -> None:
-        quantised = quantization_config or config.get("quantization_config")
-        if quantised:
-            method = quantised.get("quant_method") if isinstance(quantised, Mapping) else type(quantised).__name__
-            raise ConfigError(
-                f"{cls.__name__}: weights quantised by {method!r} cannot be loaded; take a checkpoint in float16, "
-                "bfloat16 or float32"
-            )
-        unknown = unknown_entries(cls, config)
+    def _check_config(cls, config: dict[str, Any], wanted: Any) -> tuple[TorchAoConfig | None, TorchAoConfig | None]:
+        """How the file's weights are quantised, and how those shall be that are not."""
+        unknown = [name for name in unknown_entries(cls, config) if name != "quantization_config"]
         if unknown:
             logger.warning("the config holds entries that %s does not know; ignored: %s", cls.__name__, unknown)
+        stored, wanted = read_quantization(config.get("quantization_config")), read_quantization(wanted)
+        if stored is not None and wanted is not None:
+            logger.warning("the weights are quantised already, by %r; quantization_config does not count", stored)
+        return stored, None if stored else wanted
 
     def save_pretrained(
         self,
@@ -219,10 +252,14 @@ class Model(ConfigMixin, OffloadMixin, SpeedMixin, nn.Module):
         if not is_main_process:
             return
         # A compiled part is called by another name; checkpoints know the plain one.
-        tensors = {name.replace("_orig_mod.", ""): tensor for name, tensor in self.state_dict().items()}
+        state = {name.replace("_orig_mod.", ""): tensor for name, tensor in self.state_dict().items()}
+        tensors, notes = flattened(state)
+        if notes and not safe_serialization:
+            raise ValueError("quantised weights are stored as safetensors only; leave out safe_serialization=False")
         save_tensors(
             tensors,
             folder,
+            notes=notes,
             variant=variant,
             safetensors=safe_serialization,
             max_shard_size=max_shard_size,
@@ -299,7 +336,16 @@ class Model(ConfigMixin, OffloadMixin, SpeedMixin, nn.Module):
         return self
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Self:
-        """Move or convert every tensor. All of `to`, `half`, `cuda` and a parent's `to` come through here."""
+        """Move or convert every tensor. All of `to`, `half`, `cuda` and a parent's `to` come through here.
+
+        Raises:
+            ValueError: for another dtype, if the model is quantised. Nothing has changed then.
+        """
+        if recurse and self.is_quantized and fn(torch.empty(0, dtype=self.dtype)).dtype != self.dtype:
+            raise ValueError(
+                f"{type(self).__name__} is quantised for {self.dtype} and cannot be cast; choose the dtype when it is "
+                "loaded, or call dequantize() first"
+            )
         parts = self._keep_in_fp32_modules
         if not parts:
             return super()._apply(fn, recurse)
@@ -322,16 +368,52 @@ class Model(ConfigMixin, OffloadMixin, SpeedMixin, nn.Module):
             exclude_embeddings: leave out the tables of `nn.Embedding` layers.
         """
         tables = {id(layer.weight) for layer in self.modules() if isinstance(layer, nn.Embedding)}
-        return sum(
+        parts = [part for part in self.modules() if isinstance(part, Parts)]
+        inside = {id(tensor) for part in parts for tensor in part.values()}
+        return sum(0 if only_trainable else part.numel() for part in parts) + sum(
             parameter.numel()
             for parameter in self.parameters()
-            if (parameter.requires_grad or not only_trainable) and not (exclude_embeddings and id(parameter) in tables)
+            if (parameter.requires_grad or not only_trainable)
+            and id(parameter) not in inside
+            and not (exclude_embeddings and id(parameter) in tables)
         )
 
     def get_memory_footprint(self, return_buffers: bool = True) -> int:
         """The bytes of all parameters, and of buffers unless `return_buffers` is False; shared ones count once."""
         tensors = [*self.parameters(), *(self.buffers() if return_buffers else ())]
-        return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+        return sum(map(size_in_bytes, tensors))
+
+    @property
+    def is_quantized(self) -> bool:
+        """Whether weights of the model are quantised."""
+        return is_quantized(self)
+
+    @property
+    def quantization_method(self) -> str | None:
+        """How weights are quantised, "torchao" or "gguf"; None if they are not."""
+        first = next(quantized_weights(self), None)
+        return None if first is None else getattr(first[1], "method", "torchao")
+
+    def dequantize(self) -> Self:
+        """Give every quantised layer plain weights in the dtype that the model computes in; returns the model.
+
+        Raises:
+            ValueError: if the model is not quantised.
+            PlacementError: if it is under a memory mode; the message says how to end that.
+        """
+        if not self.is_quantized:
+            raise ValueError(f"{type(self).__name__} is not quantised")
+        placement = placement_of(self)
+        if placement is not None:
+            raise PlacementError(f"the model is under {placement.plan.name}; call {placement.plan.remedy} first")
+        dequantize(self)
+        content = {key: value for key, value in self.config.items() if key != "quantization_config"}
+        self._internal_dict = FrozenDict(content)
+        return self
+
+    def extra_repr(self) -> str:
+        """For the text of a model, how it is quantised."""
+        return describe_quantization(self)
 
 
 # The name that code written for the reference imports.

@@ -22,6 +22,7 @@ from .cast_layers import CastLayer, Stored, cast_layer, decoded, original_class,
 from .encodings import Encoding, parse_encoding
 from .engine import at_home, placement_of
 from .mixin import OffloadMixin
+from .quantized import Parts, is_quantized
 from .sizes import format_bytes
 from .stores import mapped_ranges
 from .structure import submodules
@@ -122,10 +123,15 @@ def apply_layerwise_casting(
             adaptive norms are cast too.
 
     Raises:
-        ValueError: if an argument makes no sense, a pattern is no regular expression, or a weight is too large for a
-            plain cast. Nothing has changed then.
+        ValueError: if an argument makes no sense, a pattern is no regular expression, a weight is too large for a
+            plain cast, or the module is quantised. Nothing has changed then.
         TypeError: if an argument is of the wrong type.
     """
+    if is_quantized(module):
+        raise ValueError(
+            f"{type(module).__name__} is quantised: its layers are stored in few bits already. Load it without "
+            "quantization_config to cast it"
+        )
     encoding = parse_encoding(storage, storage_dtype)
     present = module_dtype(module)
     compute = present if compute_dtype is None else _checked_compute_dtype(compute_dtype)
@@ -177,6 +183,10 @@ def compute_dtypes(module: nn.Module) -> Iterator[tuple[str, torch.dtype]]:
     """Name and dtype of each parameter and buffer, of stored ones the dtype that they are decoded to."""
     for kind in ("_parameters", "_buffers"):
         for path, part in submodules(module):
+            if isinstance(part, Parts):
+                if kind == "_parameters":
+                    yield path, part.dtype
+                continue
             stored = stored_parts(part)
             scales = {scale_name(name) for name in stored}
             tensors: dict[str, torch.Tensor | None] = getattr(part, kind)

@@ -23,6 +23,8 @@ import torch
 from diffusion_core.errors import CorruptFileError, MissingFileError
 from diffusion_core.hub import WeightFiles, likely_cause, unique_pairs
 
+from .torchao_weights import composed, stored_parts
+
 CHECKSUM_KEY = "diffusion_core.sha256"
 MEMORY_FORMAT_KEY = "diffusion_core.memory_format"
 # The limit of the format's own library: a longer header is a sign that the file is something else.
@@ -267,6 +269,7 @@ class Checkpoint(Mapping[str, torch.Tensor]):
         infos: dtype and shape of every tensor, in the order in which they lie in the files.
         aliases: names that share the tensor of another name, as the files' metadata says.
         channels_last: names of tensors that were saved from a channels-last layout.
+        quantized: names of weights that torchao makes of several tensors of the files.
     """
 
     def __init__(self, files: WeightFiles, *, disable_mmap: bool = False, verify_checksum: bool = False) -> None:
@@ -286,9 +289,12 @@ class Checkpoint(Mapping[str, torch.Tensor]):
         self.infos: dict[str, TensorInfo] = {}
         self._sources: dict[str, Mapping[str, torch.Tensor]] = {}
         self._open: list[TensorFile] = []
+        self._notes: dict[str, str] = {}
+        self.quantized: dict[str, dict[str, str]] = {}
         try:
             for path in files.files:
                 self._add(path, files, disable_mmap, verify_checksum)
+            self._find_quantized()
         except BaseException:
             self.close()
             raise
@@ -302,6 +308,7 @@ class Checkpoint(Mapping[str, torch.Tensor]):
             notes = source.metadata.items()
             self.aliases |= {name: kept for name, kept in notes if name not in infos and kept in infos}
             self.channels_last |= _listed(source.metadata.get(MEMORY_FORMAT_KEY), infos)
+            self._notes |= source.metadata
             if verify_checksum:
                 verify(source.header)
         else:
@@ -324,7 +331,28 @@ class Checkpoint(Mapping[str, torch.Tensor]):
             self.infos[name] = wanted[name]
             self._sources[name] = source
 
+    def _find_quantized(self) -> None:
+        """Put each quantised weight in the place of its parts, which have names of their own in the files."""
+        for name, parts in stored_parts(self._notes).items():
+            stored = {part: self.aliases.get(key, key) for part, key in parts.items()}
+            absent = [key for key in stored.values() if key not in self._sources]
+            if absent:
+                raise CorruptFileError(f"{self.files[0]} lacks {', '.join(absent)}, of which {name!r} is made")
+            self.quantized[name] = stored
+        hidden = {key for parts in self.quantized.values() for key in parts.values()}
+        for name, parts in self.quantized.items():
+            infos = {part: self.infos[key] for part, key in parts.items()}
+            shapes = {part: torch.empty(info.shape, dtype=info.dtype, device="meta") for part, info in infos.items()}
+            whole = composed(name, self._notes[name], shapes)
+            begin = min(info.begin for info in infos.values())
+            size = sum(info.end - info.begin for info in infos.values())
+            self.infos[name] = TensorInfo(whole.dtype, tuple(whole.shape), begin, begin + size)
+        self.infos = {name: info for name, info in self.infos.items() if name not in hidden}
+
     def __getitem__(self, name: str) -> torch.Tensor:
+        if name in self.quantized:
+            parts = {part: self._sources[key][key] for part, key in self.quantized[name].items()}
+            return composed(name, self._notes[name], parts)
         return self._sources[name][name]
 
     def __iter__(self) -> Iterator[str]:
@@ -335,9 +363,10 @@ class Checkpoint(Mapping[str, torch.Tensor]):
 
     def prefetch(self, name: str) -> None:
         """Ask the system to read a tensor ahead, as all of it will be copied."""
-        source = self._sources[name]
-        if isinstance(source, TensorFile):
-            source.prefetch(name)
+        for key in self.quantized.get(name, {"": name}).values():
+            source = self._sources[key]
+            if isinstance(source, TensorFile):
+                source.prefetch(key)
 
     def nbytes(self) -> int:
         """The size of all tensors, each counted once."""

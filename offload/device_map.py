@@ -16,6 +16,7 @@ from torch import nn
 from diffusion_core.errors import PlacementError
 
 from .host_memory import available_memory
+from .quantized import QuantizedLayer, size_in_bytes
 from .sizes import parse_bytes
 from .structure import named_tensors as all_names
 
@@ -162,7 +163,7 @@ class Unit:
 
 def stored_bytes(name: str, tensor: torch.Tensor) -> int:
     """The bytes of a tensor as it is."""
-    return tensor.numel() * tensor.element_size()
+    return size_in_bytes(tensor)
 
 
 def units(module: nn.Module, size_of: SizeOf = stored_bytes, limit: int | None = None) -> list[Unit]:
@@ -207,7 +208,7 @@ def units(module: nn.Module, size_of: SizeOf = stored_bytes, limit: int | None =
 
 def _is_one(module: nn.Module) -> bool:
     """Whether a module reads the tensors of its children without calling them."""
-    return isinstance(module, nn.MultiheadAttention | nn.TransformerEncoderLayer)
+    return isinstance(module, nn.MultiheadAttention | nn.TransformerEncoderLayer | QuantizedLayer)
 
 
 def named_tensors(module: nn.Module, path: str = "", recurse: bool = True) -> list[tuple[str, torch.Tensor]]:

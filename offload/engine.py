@@ -28,6 +28,7 @@ from .groups import LiveGroup, Place
 from .homes import Homes
 from .order import END, Order
 from .plan import Plan, Strategy, Until
+from .quantized import apart, put_together, take_apart
 from .send import first_device, send
 from .structure import check_movable, fingerprint, named_tensors, nbytes, submodules, tensor_names
 from .transfer import StreamTransfer, Transfer, has_streams
@@ -162,6 +163,7 @@ class Placement:
 
     def _bind(self, plan: Plan) -> None:
         root = self._as_module()
+        take_apart(root)
         places = self._places()
         plan.check(places, (name for name, _ in submodules(root)))
         self.plan = plan
@@ -235,6 +237,7 @@ class Placement:
     def _rebind(self) -> None:
         """The structure or the known order of calls has changed: make the plan anew."""
         root = self._as_module()
+        take_apart(root)
         plan = self.plan if self._strategy is None else self._strategy(root, [*self._seen])
         plan.check(tensor_names(root), (name for name, _ in submodules(root)))
         self._unbind()
@@ -249,6 +252,7 @@ class Placement:
         for part in module.modules():
             if placement_of(part) is self:
                 del _owners[part]
+        put_together(module.modules())
 
     def _as_module(self) -> nn.Module:
         return as_module(self.modules)
@@ -495,16 +499,17 @@ def apply_plan(modules: Modules, plan: Plan | Strategy, *, lane: Lane | None = N
     named = dict(modules) if isinstance(modules, Mapping) else {"": modules}
     root = as_module(named)
     check_movable(root)
-    made = plan if isinstance(plan, Plan) else plan(root, ())
-    made.check(tensor_names(root), (name for name, _ in submodules(root)))
-    before = _replaced(named)
-    lanes = [placement._lane for placement, _ in before if any(g.until is Until.NEXT for g in placement.plan.groups)]
-    for placement, names in before:
-        for name in names:
-            placement.forget(name)
-    own_lane = lane or (lanes[0] if lanes else Lane())
-    placement = Placement(named, made, None if isinstance(plan, Plan) else plan, own_lane)
-    placement.bind()
+    with apart(root):
+        made = plan if isinstance(plan, Plan) else plan(root, ())
+        made.check(tensor_names(root), (name for name, _ in submodules(root)))
+        before = _replaced(named)
+        lanes = [each._lane for each, _ in before if any(g.until is Until.NEXT for g in each.plan.groups)]
+        for placement, names in before:
+            for name in names:
+                placement.forget(name)
+        own_lane = lane or (lanes[0] if lanes else Lane())
+        placement = Placement(named, made, None if isinstance(plan, Plan) else plan, own_lane)
+        placement.bind()
     return placement
 
 

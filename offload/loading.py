@@ -18,6 +18,7 @@ from diffusion_core.logging import get_logger
 from diffusion_core.progress import progress_bar
 
 from .checkpoint import Checkpoint, TensorInfo, is_finite
+from .quantized import for_dtype, inner_tensors, is_wrapper, size_in_bytes
 
 logger = get_logger(__name__)
 
@@ -83,6 +84,7 @@ class LoadOptions:
         keep_in_fp32: tells the names that stay float32 where a half precision is asked for.
         rename: an older name's present form.
         ignore_unexpected: patterns of names that may be there for nothing.
+        quantize: makes a quantised weight of one that has been read, if it is among those.
     """
 
     dtype: torch.dtype | Literal["auto"] | None = None
@@ -93,6 +95,7 @@ class LoadOptions:
     keep_in_fp32: Callable[[str], bool] = lambda name: False
     rename: Callable[[str], str] = lambda name: name
     ignore_unexpected: Iterable[str] = ()
+    quantize: Callable[[str, torch.Tensor], torch.Tensor] | None = None
 
 
 @dataclass
@@ -152,6 +155,7 @@ def load_into(
     twins = _shared_names(expected)
     not_finite: list[str] = []
     done: dict[str, torch.Tensor] = {}
+    quantize = options.quantize or _as_it_is
     show = len(checkpoint.files) > 1 or checkpoint.nbytes() > _WORTH_A_BAR
     label = f"Loading {type(module).__name__}"
     with progress_bar(
@@ -161,9 +165,10 @@ def load_into(
             info = checkpoint.infos[source]
             dtype = _target_dtype(name, info, expected[name], options)
             tensor = _fetched(checkpoint, source, dtype, options.place(name))
-            if options.check_finite and not is_finite(tensor):
+            if options.check_finite and not all(map(is_finite, inner_tensors(tensor).values() or [tensor])):
                 not_finite.append(source)
-            if name in done and not torch.equal(done[name], tensor):
+            tensor = quantize(name, tensor)
+            if name in done and not is_wrapper(tensor) and not torch.equal(done[name], tensor):
                 raise KeyMismatchError(
                     f"{what} has different values under the names {twins[name]}, which share a tensor"
                 )
@@ -265,13 +270,22 @@ def _target_dtype(name: str, info: TensorInfo, tensor: torch.Tensor, options: Lo
     return torch.float32 if wanted in _HALF and options.keep_in_fp32(name) else wanted
 
 
+def _as_it_is(name: str, tensor: torch.Tensor) -> torch.Tensor:
+    return tensor
+
+
 def planned_bytes(checkpoint: Checkpoint, options: LoadOptions) -> Callable[[str, torch.Tensor], int]:
     """A function that tells how many bytes a tensor of the module will take, by its name."""
     infos = {options.rename(source): info for source, info in checkpoint.infos.items()} | dict(checkpoint.infos)
 
+    quantize = options.quantize or _as_it_is
+
     def size(name: str, tensor: torch.Tensor) -> int:
         info = infos.get(name, TensorInfo(tensor.dtype, (), 0, 0))
-        return tensor.numel() * _target_dtype(name, info, tensor, options).itemsize
+        if name in checkpoint.quantized:
+            return info.end - info.begin
+        made = torch.empty(tensor.shape, dtype=_target_dtype(name, info, tensor, options), device="meta")
+        return size_in_bytes(quantize(name, made))
 
     return size
 
@@ -280,7 +294,10 @@ def _fetched(checkpoint: Checkpoint, source: str, dtype: torch.dtype, device: to
     info = checkpoint.infos[source]
     if dtype != info.dtype or device.type != "cpu":
         checkpoint.prefetch(source)
-    tensor = checkpoint[source].to(device=device, dtype=dtype)
+    tensor = checkpoint[source]
+    if source in checkpoint.quantized:
+        return for_dtype(tensor.to(device=device), dtype)
+    tensor = tensor.to(device=device, dtype=dtype)
     if source in checkpoint.channels_last:
         formats = {4: torch.channels_last, 5: torch.channels_last_3d}
         tensor = tensor.to(memory_format=formats[tensor.dim()]) if tensor.dim() in formats else tensor
@@ -300,7 +317,7 @@ def _assign(module: nn.Module, name: str, tensor: torch.Tensor, first: str) -> N
     elif name == first:
         old = owner._parameters[leaf]
         assert old is not None
-        owner._parameters[leaf] = nn.Parameter(tensor, requires_grad=old.requires_grad)
+        owner._parameters[leaf] = nn.Parameter(tensor, requires_grad=old.requires_grad and not is_wrapper(tensor))
     else:
         _share(module, name, first)
 

@@ -32,6 +32,7 @@ def save_tensors(
     max_shard_size: int | str = "5GB",
     checksum: bool = False,
     weights_name: str = WEIGHTS_NAME,
+    notes: Mapping[str, str] | None = None,
 ) -> list[Path]:
     """Write named tensors as one checkpoint, and remove what an older save of the same variant and format left.
 
@@ -41,6 +42,7 @@ def save_tensors(
     Args:
         max_shard_size: bytes or a text such as "5GB" or "5GiB"; a single larger tensor gets a shard of its own.
         checksum: note the sha256 of the weights in each file, for `verify_checksum` when loading.
+        notes: what else each file's metadata says.
 
     Returns:
         The weight files, in order.
@@ -78,7 +80,7 @@ def save_tensors(
             beside[final] = final.with_name(f".{filename}.{secrets.token_hex(4)}.tmp")
             part = {name: stored[name] for name in names}
             if safetensors:
-                _write_safetensors(beside[final], part, aliases, checksum)
+                _write_safetensors(beside[final], part, {**(notes or {}), **aliases}, checksum)
             else:
                 own_aliases = {name: stored[kept] for name, kept in aliases.items() if kept in part}
                 torch.save({**part, **own_aliases}, beside[final])
@@ -129,13 +131,13 @@ def _check_storable(name: str, tensor: torch.Tensor) -> None:
         raise CheckpointError(f"{name} has dtype {tensor.dtype} and layout {tensor.layout}, which have no stored form")
 
 
-def _write_safetensors(path: Path, tensors: dict[str, torch.Tensor], aliases: dict[str, str], checksum: bool) -> None:
+def _write_safetensors(path: Path, tensors: dict[str, torch.Tensor], extra: dict[str, str], checksum: bool) -> None:
     """Write one file, a tensor at a time.
 
     The format allows no gaps. So what is a multiple of a cache line goes first, then large elements before small
     ones: mapped tensors are then aligned as allocated ones are, and kernels round alike.
     """
-    notes = {"format": "pt", **aliases}
+    notes = {"format": "pt", **extra}
     layouts = sorted(name for name, tensor in tensors.items() if _is_channels_last(tensor))
     if layouts:
         notes[MEMORY_FORMAT_KEY] = json.dumps(layouts)

@@ -12,6 +12,8 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from diffusion_core.errors import PlacementError
 
+from .quantized import inner_tensors, is_wrapper, size_in_bytes
+
 _NOT_CALLED = (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
 _LISTS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
 # Their forward reads the tensors of their children without calling these.
@@ -46,7 +48,7 @@ def submodules(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 def nbytes(module: nn.Module) -> dict[str, int]:
     """Bytes of each tensor, by its first name."""
     tensors = dict(named_tensors(module))
-    return {name: tensors[name].numel() * tensors[name].element_size() for name in tensor_names(module)}
+    return {name: size_in_bytes(tensors[name]) for name in tensor_names(module)}
 
 
 def calling_module(module: nn.Module, tensor: str) -> str:
@@ -63,15 +65,16 @@ def is_within(name: str, path: str) -> bool:
 
 
 def check_movable(module: nn.Module) -> None:
-    """Refuse tensors that cannot be moved by their data.
+    """Refuse tensors that can be moved neither by their data nor, quantised weights, by that of their parts.
 
     Raises:
-        PlacementError: a tensor has no values, or has others inside, as quantised weights do.
+        PlacementError: a tensor has no values, or has others inside and is no such weight.
     """
     for name, tensor in named_tensors(module):
         if tensor.is_meta:
             raise PlacementError(f"{name!r} is on the meta device and has no values; load the weights first")
-        if is_traceable_wrapper_subclass(tensor.data):
+        parts = inner_tensors(tensor).values()
+        if any(map(is_traceable_wrapper_subclass, parts or [tensor.data])):
             kind = type(tensor.data).__name__
             raise PlacementError(f"{name!r} is a {kind}, which cannot be moved by its data; keep it on one device")
 
@@ -82,7 +85,7 @@ def fingerprint(modules: Iterable[nn.Module]) -> list[Any]:
     for module in modules:
         for part in module.modules():
             found.append(id(part))
-            found += [name for name, tensor in part._parameters.items() if tensor is not None]
+            found += [(name, is_wrapper(tensor)) for name, tensor in part._parameters.items() if tensor is not None]
             found += [name for name, tensor in part._buffers.items() if tensor is not None]
     return found
 
