@@ -8,7 +8,7 @@ from torch import nn
 from ...offload.attention import DEFAULT, attention
 from .fusing import Fusing
 from .norms import make_norm
-from .rotary import RotaryTable, apply_rotary
+from .rotary import RotaryTable, rotate
 
 Tensor = torch.Tensor
 
@@ -94,26 +94,31 @@ class JointAttention(Fusing):
         """
         if self.takes_text == (encoder_hidden_states is None):
             raise ValueError(f"encoder_hidden_states {'are missing' if self.takes_text else 'are not taken here'}")
-        query, key, value = (part.unflatten(-1, (self.heads, self.dim_head)) for part in self._project(hidden_states))
-        if self.norm_q is not None and self.norm_k is not None:
-            query, key = self.norm_q(query), self.norm_k(key)
+        # Plain lines, `view`, and each submodule looked up once: a step of FLUX has a thousand Python calls less.
+        query, key, value = self._project(hidden_states)
+        split = (*query.shape[:2], self.heads, self.dim_head)
+        query, key, value = query.view(split), key.view(split), value.view(split)
+        norm_q, norm_k = self.norm_q, self.norm_k
+        if norm_q is not None and norm_k is not None:
+            query, key = norm_q(query), norm_k(key)
         if encoder_hidden_states is not None:
             key = torch.cat([self._heads(self.add_k_proj, encoder_hidden_states, self.norm_added_k), key], dim=1)
             value = torch.cat([self._heads(self.add_v_proj, encoder_hidden_states), value], dim=1)
             if not self.context_pre_only:
                 query = torch.cat([self._heads(self.add_q_proj, encoder_hidden_states, self.norm_added_q), query], 1)
         if rotary is not None:
-            # Where the text has no queries, only the last positions have.
-            last = RotaryTable(*(part[..., -query.shape[1] :, :, :] for part in rotary))
-            query, key = apply_rotary(query, last), apply_rotary(key, rotary)
+            query, key = rotate((query, key), rotary)
         mask = None if attention_mask is None else attention_mask[:, None, None]
         attended = attention(query, key, value, attn_mask=mask, settings=self.attention_settings)
         attended = attended.flatten(2).to(query.dtype)
         text = None
-        if encoder_hidden_states is not None and self.to_add_out is not None:
+        if encoder_hidden_states is not None and (project_text := self.to_add_out) is not None:
             text, attended = attended.split([encoder_hidden_states.shape[1], hidden_states.shape[1]], dim=1)
-            text = self.to_add_out(text)
-        return (attended if self.to_out is None else self.to_out[0](attended)), text
+            text = project_text(text)
+        if self.to_out is not None:
+            (project,) = self.to_out
+            attended = project(attended)
+        return attended, text
 
     def _projections(self) -> tuple[str, tuple[str, ...]]:
         """Those of the picture. Text tokens are few, so that theirs would gain nothing."""
@@ -126,5 +131,5 @@ class JointAttention(Fusing):
         return fused(tokens)
 
     def _heads(self, project: nn.Module, tokens: Tensor, norm: nn.Module | None = None) -> Tensor:
-        heads = project(tokens).unflatten(-1, (self.heads, self.dim_head))
+        heads = project(tokens).view(*tokens.shape[:2], self.heads, self.dim_head)
         return heads if norm is None else norm(heads)

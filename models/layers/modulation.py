@@ -17,14 +17,18 @@ def gated(hidden_states: Tensor, gate: Tensor) -> Tensor:
     return gate[:, None] * hidden_states
 
 
+def normalize(hidden_states: Tensor, eps: float = 1e-6) -> Tensor:
+    """Layer norm over channels without weights. As a module it would cost four more Python calls, 115 times a step."""
+    return torch.layer_norm(hidden_states, hidden_states.shape[-1:], eps=eps)
+
+
 class _Modulation(nn.Module):
     """A layer norm without weights, and a linear layer that makes `parts` vectors from the conditioning vector."""
 
     def __init__(self, embedding_dim: int, parts: int, bias: bool, eps: float = 1e-6) -> None:
         super().__init__()
-        self.parts = parts
+        self.parts, self.eps = parts, eps
         self.linear = nn.Linear(embedding_dim, parts * embedding_dim, bias=bias)
-        self.norm = nn.LayerNorm(embedding_dim, eps=eps, elementwise_affine=False)
 
     def vectors(self, emb: Tensor) -> tuple[Tensor, ...]:
         return self.linear(F.silu(emb)).chunk(self.parts, dim=1)
@@ -44,7 +48,7 @@ class AdaLayerNormZero(_Modulation):
             (B, C).
         """
         shift, scale, gate, shift_mlp, scale_mlp, gate_mlp = self.vectors(emb)
-        return modulate(self.norm(hidden_states), shift, scale), gate, shift_mlp, scale_mlp, gate_mlp
+        return modulate(normalize(hidden_states, self.eps), shift, scale), gate, shift_mlp, scale_mlp, gate_mlp
 
 
 class AdaLayerNormZeroX(_Modulation):
@@ -58,7 +62,7 @@ class AdaLayerNormZeroX(_Modulation):
     ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
         """As `AdaLayerNormZero`, followed by the tokens for the second attention and the gate of its result."""
         shift, scale, gate, shift_mlp, scale_mlp, gate_mlp, shift_2, scale_2, gate_2 = self.vectors(emb)
-        normed = self.norm(hidden_states)
+        normed = normalize(hidden_states, self.eps)
         second = modulate(normed, shift_2, scale_2)
         return modulate(normed, shift, scale), gate, shift_mlp, scale_mlp, gate_mlp, second, gate_2
 
@@ -72,7 +76,7 @@ class AdaLayerNormZeroSingle(_Modulation):
     def forward(self, hidden_states: Tensor, emb: Tensor) -> tuple[Tensor, Tensor]:
         """Modulate tokens (B, S, C) by `emb` (B, C); returns them and the gate (B, C) of the block's result."""
         shift, scale, gate = self.vectors(emb)
-        return modulate(self.norm(hidden_states), shift, scale), gate
+        return modulate(normalize(hidden_states, self.eps), shift, scale), gate
 
 
 class AdaLayerNormContinuous(nn.Module):
@@ -90,13 +94,13 @@ class AdaLayerNormContinuous(nn.Module):
     ) -> None:
         super().__init__()
         self.linear = nn.Linear(conditioning_embedding_dim, 2 * embedding_dim, bias=bias)
-        self.norm = nn.LayerNorm(embedding_dim, eps=eps, elementwise_affine=False)
+        self.eps = eps
 
     def forward(self, hidden_states: Tensor, conditioning_embedding: Tensor) -> Tensor:
         """Modulate tokens (B, S, embedding_dim) by a vector (B, conditioning_embedding_dim)."""
         # The scale comes first here, unlike in the blocks.
         scale, shift = self.linear(F.silu(conditioning_embedding).to(hidden_states.dtype)).chunk(2, dim=1)
-        return modulate(self.norm(hidden_states), shift, scale)
+        return modulate(normalize(hidden_states, self.eps), shift, scale)
 
 
 def table_vectors(table: Tensor, emb: Tensor) -> tuple[Tensor, ...]:

@@ -5,7 +5,7 @@ from torch import nn
 
 from ...offload.attention import attention
 from .attention import Attention, per_head
-from .rotary import RotaryTable, apply_rotary
+from .rotary import RotaryTable, rotate
 
 
 class RotaryAttention(Attention):
@@ -53,14 +53,14 @@ class RotaryAttention(Attention):
         """Attend to `encoder_hidden_states`, or to itself without; tokens and masks as in `Attention`.
 
         Args:
-            rotary: turns queries and keys, see `apply_rotary`; only where the tokens attend to themselves.
+            rotary: turns queries and keys, see `rotate`; only where the tokens attend to themselves.
         """
         context = hidden_states if encoder_hidden_states is None else encoder_hidden_states
         query, key, value = self._project(hidden_states, context)
         split = (-1, (self.heads, self.dim_head))
         query, key = self.norm_q(query).unflatten(*split), self.norm_k(key).unflatten(*split)
         if rotary is not None:
-            query, key = apply_rotary(query, rotary), apply_rotary(key, rotary)
+            query, key = rotate((query, key), rotary)
         mask = None if attention_mask is None else per_head(attention_mask, key.shape[1])
         attended = attention(query, key, value.unflatten(*split), attn_mask=mask, settings=self.attention_settings)
         return self.to_out[0](attended.flatten(2))
