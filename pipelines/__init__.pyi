@@ -1,9 +1,16 @@
 from .auraflow.pipeline import AuraFlowPipeline as AuraFlowPipeline
 from .auto import AutoPipelineForImage2Image as AutoPipelineForImage2Image
+from .auto import AutoPipelineForImage2Video as AutoPipelineForImage2Video
 from .auto import AutoPipelineForInpainting as AutoPipelineForInpainting
 from .auto import AutoPipelineForText2Image as AutoPipelineForText2Image
+from .auto import AutoPipelineForText2Video as AutoPipelineForText2Video
+from .auto import AutoPipelineForVideo2Video as AutoPipelineForVideo2Video
 from .base import DiffusionPipeline as DiffusionPipeline
 from .base import Pipeline as Pipeline
+from .cogvideo.image2video import CogVideoXImageToVideoPipeline as CogVideoXImageToVideoPipeline
+from .cogvideo.output import CogVideoXPipelineOutput as CogVideoXPipelineOutput
+from .cogvideo.pipeline import CogVideoXPipeline as CogVideoXPipeline
+from .cogvideo.video2video import CogVideoXVideoToVideoPipeline as CogVideoXVideoToVideoPipeline
 from .controlnet.img2img import StableDiffusionControlNetImg2ImgPipeline as StableDiffusionControlNetImg2ImgPipeline
 from .controlnet.img2img_xl import (
     StableDiffusionXLControlNetImg2ImgPipeline as StableDiffusionXLControlNetImg2ImgPipeline,
@@ -18,6 +25,7 @@ from .ddim import DDIMPipeline as DDIMPipeline
 from .ddpm import DDPMPipeline as DDPMPipeline
 from .ddpm import ImagePipelineOutput as ImagePipelineOutput
 from .description import describe as describe
+from .film import FilmOutput as FilmOutput
 from .flux.control import FluxControlPipeline as FluxControlPipeline
 from .flux.controlnet import FluxControlNetPipeline as FluxControlNetPipeline
 from .flux.fill import FluxFillPipeline as FluxFillPipeline

@@ -17,6 +17,9 @@ class Family(NamedTuple):
     text_to_image: str | None = None
     image_to_image: str | None = None
     inpainting: str | None = None
+    text_to_video: str | None = None
+    image_to_video: str | None = None
+    video_to_video: str | None = None
 
 
 # A new family is a line here.
@@ -60,6 +63,12 @@ FAMILIES = [
     Family("pixart-sigma", "PixArtSigmaPipeline"),
     Family("auraflow", "AuraFlowPipeline"),
     Family("qwenimage", "QwenImagePipeline"),
+    Family(
+        "cogvideox",
+        text_to_video="CogVideoXPipeline",
+        image_to_video="CogVideoXImageToVideoPipeline",
+        video_to_video="CogVideoXVideoToVideoPipeline",
+    ),
 ]
 # The family that takes over where a ControlNet is given.
 STEERED = {"stable-diffusion": "controlnet", "stable-diffusion-xl": "controlnet-xl", "flux": "flux-controlnet"}
@@ -135,3 +144,21 @@ class AutoPipelineForInpainting(_Auto):
     """Redraws the masked part of a picture, with a checkpoint of any known family."""
 
     task = "inpainting"
+
+
+class AutoPipelineForText2Video(_Auto):
+    """Makes a film from a prompt, with a checkpoint of any known family."""
+
+    task = "text_to_video"
+
+
+class AutoPipelineForImage2Video(_Auto):
+    """Makes a film that starts with a picture, with a checkpoint of any known family."""
+
+    task = "image_to_video"
+
+
+class AutoPipelineForVideo2Video(_Auto):
+    """Makes a film after another film, with a checkpoint of any known family."""
+
+    task = "video_to_video"

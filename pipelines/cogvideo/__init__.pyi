@@ -1,0 +1,4 @@
+from .image2video import CogVideoXImageToVideoPipeline as CogVideoXImageToVideoPipeline
+from .output import CogVideoXPipelineOutput as CogVideoXPipelineOutput
+from .pipeline import CogVideoXPipeline as CogVideoXPipeline
+from .video2video import CogVideoXVideoToVideoPipeline as CogVideoXVideoToVideoPipeline
