@@ -178,13 +178,16 @@ def attention(
     return torch.cat(rows)
 
 
-def _attend(call: Call, backend: str, strict: bool) -> torch.Tensor:
+def _attend(call: Call, name: str, strict: bool) -> torch.Tensor:
     """One call, by a backend."""
-    if backend == "native":
+    if name == "native":
         return native(call)
+    backend = BACKENDS[name]
     if not torch.compiler.is_compiling():
-        return attend(call, BACKENDS[backend], strict)
-    options = (call.is_causal, call.scale, call.max_bytes, backend, strict)
+        return attend(call, backend, strict)
+    if backend.inline:
+        return backend.kernel.dense(call)
+    options = (call.is_causal, call.scale, call.max_bytes, name, strict)
     if call.mask is None:
         return _opaque(call.query, call.key, call.value, *options)
     return _opaque_with_mask(call.query, call.key, call.value, call.mask, *options)

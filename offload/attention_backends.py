@@ -77,6 +77,7 @@ class Backend:
         package: what has to be installed, besides torch.
         capability: the least CUDA compute capability.
         only_capability: whether no higher one works.
+        inline: whether torch's compiler sees through it.
         probes: whether a trial says more than all this, and costs nothing.
     """
 
@@ -94,6 +95,7 @@ class Backend:
     package: Package | None = None
     capability: tuple[int, int] | None = None
     only_capability: bool = False
+    inline: bool = False
     probes: bool = False
 
     def require_package(self) -> None:
@@ -217,12 +219,12 @@ _npu = kernels.npu(kernels.module("torch_npu"))
 _xla = kernels.xla(kernels.module("torch_xla.experimental.custom_kernel"))
 
 _ALL = (
-    Backend("native", "the kernel that torch chooses", Kernel(kernels.native), any_mask=True),
+    Backend("native", "the kernel that torch chooses", Kernel(kernels.native), any_mask=True, inline=True),
     _torch("_native_cudnn", "torch's cuDNN kernel", SDPBackend.CUDNN_ATTENTION, ("cuda",)),
     _torch("_native_efficient", "torch's memory-efficient kernel", SDPBackend.EFFICIENT_ATTENTION, ("cuda", "xpu")),
     replace(_torch("_native_flash", "torch's FlashAttention", SDPBackend.FLASH_ATTENTION), any_mask=False),
     Backend("_native_math", "matrix products and a softmax", Kernel(kernels.plain), any_mask=True),
-    Backend("flex", "torch's FlexAttention", Kernel(kernels.flex), any_mask=True),
+    Backend("flex", "torch's FlexAttention", Kernel(kernels.flex), any_mask=True, inline=True),
     Backend("chunked", "exact, in blocks within `max_bytes`", Kernel(chunked), any_mask=True),
     _of_flash("flash", "FlashAttention 2", _flash_2, _FLASH_2),
     _of_flash("flash_varlen", "FlashAttention 2", _flash_2, _FLASH_2),

@@ -75,8 +75,9 @@ def flex(call: Call) -> torch.Tensor:
     """FlexAttention (Dong et al. 2024), with the mask as a change of scores."""
     from torch.nn.attention.flex_attention import flex_attention
 
-    # Compiling for a CPU takes longer than it gains.
-    run: Any = flex_attention if call.query.device.type == "cpu" else _compiled_flex()
+    # Compiling for a CPU takes longer than it gains; what is being compiled compiles this with it.
+    plain = torch.compiler.is_compiling() or call.query.device.type == "cpu"
+    run: Any = flex_attention if plain else _compiled_flex()
     mask, is_causal = call.mask, call.is_causal
 
     def change(score: Any, batch: Any, head: Any, query: Any, key: Any) -> Any:
@@ -180,7 +181,7 @@ def npu(find: Callable[[], Any]) -> Kernel:
         query, key = call.query, call.key
         hidden = None
         if call.mask is not None:
-            shape = (len(query), 1, query.shape[1], key.shape[1])
+            shape = (len(query), call.mask.shape[1], query.shape[1], key.shape[1])
             hidden = call.mask.logical_not().expand(shape).contiguous()
         scale = query.shape[-1] ** -0.5 if call.scale is None else call.scale
         return find().npu_fusion_attention(
@@ -218,8 +219,14 @@ def module(name: str) -> Callable[[], Any]:
 
 
 def from_hub(repo: str, version: int) -> Callable[[], Any]:
-    """A kernel of the Hub, downloaded once a process and only when it is needed."""
-    return functools.cache(lambda: importlib.import_module("kernels").get_kernel(repo, version=version))
+    """A kernel of the Hub, downloaded only when it is needed."""
+    return lambda: hub_kernel(repo, version)
+
+
+@functools.cache
+def hub_kernel(repo: str, version: int) -> Any:
+    """A kernel of the Hub, asked for once a process."""
+    return importlib.import_module("kernels").get_kernel(repo, version=version)
 
 
 # ---- shapes and masks ----

@@ -25,6 +25,7 @@ import diffusion_core
         ("callbacks", ["MultiPipelineCallbacks", "PipelineCallback", "SDCFGCutoffCallback"]),
         ("configuration_utils", ["ConfigMixin", "FrozenDict", "register_to_config"]),
         ("models", ["AutoencoderKL", "AutoencoderTiny", "ControlNetModel", "UNet2DConditionModel", "UNet2DModel"]),
+        ("models.attention_dispatch", ["AttentionBackendName", "attention_backend", "dispatch_attention_fn"]),
         ("models.attention_processor", ["Attention", "AttnProcessor", "AttnProcessor2_0", "SlicedAttnProcessor"]),
         ("models.auto_model", ["AutoModel"]),
         ("models.autoencoders", ["AutoencoderKL", "AutoencoderTiny", "AsymmetricAutoencoderKL"]),
