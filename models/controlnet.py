@@ -12,7 +12,7 @@ from diffusion_core.outputs import BaseOutput
 
 from ..offload.runs import once
 from .unets.build import check_block_types
-from .unets.conditioning import ConditionedModel, mask_to_bias
+from .unets.conditioning import ConditionedModel, token_mask
 from .unets.unet_2d_condition import SUPPORTED, UNet2DConditionModel
 
 
@@ -215,7 +215,7 @@ class ControlNetModel(ConditionedModel):
         self._check(sample, encoder_hidden_states, cross_attention_kwargs)
         self._check_control(sample, controlnet_cond)
         temb = self._embed(sample, timestep, encoder_hidden_states, class_labels, timestep_cond, added_cond_kwargs)
-        context = (encoder_hidden_states, mask_to_bias(attention_mask, sample))
+        context = (encoder_hidden_states, token_mask(attention_mask, sample))
         if self.flip_channels:
             controlnet_cond = controlnet_cond.flip(1)
 

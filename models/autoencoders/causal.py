@@ -86,7 +86,7 @@ class FrameAttention(nn.Module):
 
     def __init__(self, dim: int) -> None:
         super().__init__()
-        self.attention_settings = DEFAULT
+        self.dim_head, self.attention_settings = dim, DEFAULT
         self.norm = ChannelNorm(dim, axes=2)
         self.to_qkv = nn.Conv2d(dim, 3 * dim, 1)
         self.proj = nn.Conv2d(dim, dim, 1)

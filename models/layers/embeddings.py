@@ -124,7 +124,7 @@ class AttentionPooling(nn.Module):
         super().__init__()
         if embed_dim % num_heads:
             raise ValueError(f"embed_dim={embed_dim} is not a multiple of num_heads={num_heads}")
-        self.num_heads, self.attention_settings = num_heads, DEFAULT
+        self.num_heads, self.dim_head, self.attention_settings = num_heads, embed_dim // num_heads, DEFAULT
         self.positional_embedding = nn.Parameter(torch.randn(1, embed_dim) / embed_dim**0.5)
         self.k_proj = nn.Linear(embed_dim, embed_dim)
         self.q_proj = nn.Linear(embed_dim, embed_dim)
@@ -133,7 +133,7 @@ class AttentionPooling(nn.Module):
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         mean = tokens.mean(dim=1, keepdim=True) + self.positional_embedding
         tokens = torch.cat([mean, tokens], dim=1)
-        heads = (tokens.shape[0], -1, self.num_heads, tokens.shape[2] // self.num_heads)
+        heads = (tokens.shape[0], -1, self.num_heads, self.dim_head)
         query, key, value = self.q_proj(mean), self.k_proj(tokens), self.v_proj(tokens)
         parts = (query.reshape(heads), key.reshape(heads), value.reshape(heads))
         pooled = attention(*parts, settings=self.attention_settings)

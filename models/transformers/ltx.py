@@ -14,7 +14,7 @@ from ..layers.embeddings import TextProjection, batched_timestep
 from ..layers.rotary import RotaryTable
 from ..layers.rotary_attention import RotaryAttention
 from ..layers.transformer import FeedForward
-from ..unets.conditioning import mask_to_bias
+from ..unets.conditioning import token_mask
 from .checks import check_attention_kwargs, check_tokens
 from .outputs import Transformer2DModelOutput
 
@@ -248,7 +248,7 @@ class LTXVideoTransformer3DModel(Model):
         rotary = once(self._rotary, shape, hidden_states.device, sizes, scale, video_coords)
         mask = encoder_attention_mask
         if mask is None or mask.dim() == 2:
-            mask = mask_to_bias(mask, hidden_states)
+            mask = token_mask(mask, hidden_states)
         tokens = self.proj_in(hidden_states)
         times = _time_for_tokens(timestep, tokens)
         modulation, embedded = (

@@ -13,7 +13,7 @@ from ..layers.embeddings import TextProjection, batched_timestep
 from ..layers.modulation import gated, modulate, table_vectors
 from ..layers.patches import PatchEmbed, from_patches, patch_grid
 from ..layers.transformer import FeedForward
-from ..unets.conditioning import mask_to_bias
+from ..unets.conditioning import token_mask
 from .checks import check_attention_kwargs, check_given, check_latents, check_tokens
 from .outputs import Transformer2DModelOutput
 
@@ -212,7 +212,7 @@ class PixArtTransformer2DModel(Model):
             check_tokens("encoder_hidden_states", encoder_hidden_states, batch, self.text_channels)
         check_attention_kwargs(cross_attention_kwargs, "cross_attention_kwargs")
         rows, columns = patch_grid(hidden_states, self.patch_size)
-        masks = [_as_bias(mask, hidden_states) for mask in (attention_mask, encoder_attention_mask)]
+        masks = [_as_mask(mask, hidden_states) for mask in (attention_mask, encoder_attention_mask)]
         tokens = self.pos_embed(hidden_states)
         sizes = added_cond_kwargs or {}
         modulation, embedded = self.adaln_single(
@@ -232,9 +232,9 @@ class PixArtTransformer2DModel(Model):
         return Transformer2DModelOutput(sample=sample) if return_dict else (sample,)
 
 
-def _as_bias(mask: Tensor | None, sample: Tensor) -> Tensor | None:
-    """A mask (B, T) as what is added to scores; one of three axes is that already."""
-    return mask if mask is not None and mask.dim() == 3 else mask_to_bias(mask, sample)
+def _as_mask(mask: Tensor | None, sample: Tensor) -> Tensor | None:
+    """A mask (B, T) as bool; one of three axes is added to the scores as it is."""
+    return mask if mask is not None and mask.dim() == 3 else token_mask(mask, sample)
 
 
 def _check_config(dim: int, norm_type: str, patch_size: Any, cross_attention_dim: Any, caption_channels: Any) -> None:

@@ -286,13 +286,13 @@ def as_tuple(value: Any) -> tuple[Any, ...]:
     return tuple(value) if isinstance(value, list | tuple) else (value,)
 
 
-def mask_to_bias(mask: Tensor | None, sample: Tensor) -> Tensor | None:
-    """A mask of tokens (B, T), 1 or True to keep, as what is added to the scores for `sample`."""
+def token_mask(mask: Tensor | None, sample: Tensor) -> Tensor | None:
+    """A mask of tokens (B, T), 1 or True to keep, as bool, of which kernels know that it hides for certain."""
     if mask is None:
         return None
     if len(mask) not in (1, len(sample)):
         raise ValueError(f"the attention mask has {len(mask)} rows for {len(sample)} samples")
-    return (1 - mask.to(sample.dtype)) * -10000.0
+    return mask == 1
 
 
 def add_each(skips: Sequence[Tensor], residuals: Sequence[Tensor]) -> list[Tensor]:

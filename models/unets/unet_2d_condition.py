@@ -21,7 +21,7 @@ from .conditioning import (
     ConditionedModel,
     add_each,
     as_tuple,
-    mask_to_bias,
+    token_mask,
 )
 from .freeu import FreeU
 
@@ -228,8 +228,8 @@ class UNet2DConditionModel(ConditionedModel):
             encoder_hidden_states = once(self.encoder_hid_proj, encoder_hidden_states)
         context = (
             encoder_hidden_states,
-            mask_to_bias(attention_mask, sample),
-            mask_to_bias(encoder_attention_mask, sample),
+            token_mask(attention_mask, sample),
+            token_mask(encoder_attention_mask, sample),
         )
         if self.center_input_sample:
             sample = 2 * sample - 1.0
