@@ -14,7 +14,7 @@ from transformers import CLIPTextConfig, CLIPTextModelWithProjection
 
 import diffusion_core
 
-from . import flux, masked, qwen, sd, sd3, steered, tiny
+from . import cogvideo, flux, masked, qwen, sd, sd3, steered, tiny
 
 PROMPTS = ["a red cat", "a dog"]
 NEGATIVES = ["ugly", "blue"]
@@ -29,7 +29,8 @@ class Family:
     Attributes:
         name: for messages.
         parts: makes the components, from one library or the other; the same names, configs and sizes in both.
-        tasks: the pipeline class by task: "text", "image" and "inpaint". Tests about the family take the first.
+        tasks: the pipeline class by task: "text", "image" and "inpaint", and "video" for films. Tests about the family
+            take the first.
         embed: encodes prompts and negative prompts, by a pipeline, to the arguments that take their place in a call.
         schedulers: class and config of two schedulers, for parity in all tasks.
         text_schedulers: more of them, which the reference takes for text to image only.
@@ -38,6 +39,7 @@ class Family:
         guidance: the name of the scale, and values with and without a second prediction.
         negative: whether `negative_prompt` works with guidance.
         latents: the shape of one picture's latents as a call takes them, for 32 x 32 pixels.
+        frames: of the films that the calls make; None for pictures.
         multiple: sizes are multiples of this.
         denoiser: the component that predicts.
         callback_tensors: what callbacks are offered by all tasks.
@@ -58,6 +60,7 @@ class Family:
     guidance: tuple[str, float, float] = ("guidance_scale", 4.0, 1.0)
     negative: bool = True
     latents: tuple[int, ...] = (4, 8, 8)
+    frames: int | None = None
     multiple: int = 4
     denoiser: str = "unet"
     callback_tensors: tuple[str, ...] = ("latents", "prompt_embeds")
@@ -76,6 +79,24 @@ class Family:
         """The task of tests that are about the family."""
         return next(iter(self.tasks))
 
+    @property
+    def repeats(self) -> str:
+        """The argument for several results of a prompt."""
+        return "num_images_per_prompt" if self.frames is None else "num_videos_per_prompt"
+
+    @property
+    def starts_from(self) -> Mapping[str, str]:
+        """The argument that a task starts from."""
+        return {"image": "image", "inpaint": "image", "video": "video"}
+
+    def takes_strength(self, task: str) -> bool:
+        """Whether a task goes only a part of the way to noise. A film that starts with a picture goes all the way."""
+        return task in ("inpaint", "video") or (task == "image" and self.frames is None)
+
+    def shape(self, count: int = 1, height: int = 32, width: int = 32) -> tuple[int, ...]:
+        """The shape of the result as a tensor."""
+        return (count, *([] if self.frames is None else [self.frames]), 3, height, width)
+
     def scheduled(self, task: str) -> list[Scheduled]:
         """The schedulers of a task."""
         return [*self.schedulers, *(self.text_schedulers if task == "text" else ())]
@@ -91,8 +112,17 @@ class Family:
             **({"negative_prompt": NEGATIVES[:count]} if self.negative else {}),
             **self.arguments,
         }
+        if self.frames is not None and task != "video":
+            found["num_frames"] = self.frames
         if task in ("image", "inpaint"):
-            found |= {"image": sd.image(32, 32), "strength": 0.8, "num_inference_steps": 3}
+            found["image"] = sd.image(32, 32)
+        if task == "image" and self.frames is not None:
+            # The reference takes one for each prompt, and no other number.
+            found["image"] = [sd.image(32, 32, seed=index) for index in range(count)]
+        if task == "video":
+            found["video"] = [sd.image(32, 32, seed=index) for index in range(self.frames or 0)]
+        if self.takes_strength(task):
+            found |= {"strength": 0.8, "num_inference_steps": 3}
         if task == "inpaint":
             found["mask_image"] = sd.mask(32, 32)
         found |= {**self.task_arguments.get(task, {}), **changes}
@@ -455,6 +485,31 @@ CONTROLNET_XL = replace(
     beside=("controlnet",),
 )
 
+# ---- Films ----
+
+COGVIDEOX = Family(
+    "cogvideox",
+    cogvideo.parts,
+    {"text": "CogVideoXPipeline", "video": "CogVideoXVideoToVideoPipeline"},
+    cogvideo.embed,
+    cogvideo.SCHEDULERS,
+    arguments={"max_sequence_length": cogvideo.LENGTH, "height": 32, "width": 32},
+    latents=(3, 4, 8, 8),
+    frames=9,
+    multiple=8,
+    denoiser="transformer",
+    callback_tensors=("latents", "prompt_embeds", "negative_prompt_embeds"),
+    absent=frozenset(),
+)
+# Version 1.5, whose patches have two latents along time: one more than 9 frames need comes before them.
+COGVIDEOX_IMAGE = replace(
+    COGVIDEOX,
+    name="cogvideox-image",
+    parts=cogvideo.image_15_parts,
+    tasks={"image": "CogVideoXImageToVideoPipeline"},
+    latents=(4, 4, 8, 8),
+)
+
 # A new family is an entry here.
 FAMILIES = [
     SD,
@@ -473,5 +528,7 @@ FAMILIES = [
     FLUX_CONTROL,
     FLUX_CONTROLNET,
     QWEN,
+    COGVIDEOX,
+    COGVIDEOX_IMAGE,
 ]
 CASES = [(family, task) for family in FAMILIES for task in family.tasks]

@@ -22,8 +22,8 @@ OURS = {"long_prompt", "callback_on_step_end", "callback_on_step_end_tensor_inpu
 
 
 def difference(family: Family, task: str, pipes: Any, count: int = 2, **changes: Any) -> float:
-    """The largest difference of the pictures, from 0 to 1."""
-    results = [made(**family.call(task, count, generator=sd.seeded(), **changes)).images for made in pipes]
+    """The largest difference of the pictures or films, from 0 to 1."""
+    results = [made(**family.call(task, count, generator=sd.seeded(), **changes))[0] for made in pipes]
     assert results[0].shape == results[1].shape
     return float((results[0] - results[1]).abs().max())
 

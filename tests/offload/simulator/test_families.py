@@ -21,7 +21,7 @@ RESIDENT = {"on the device", "all but the vae"}
 
 
 def draw(made, family: Family, task: str) -> torch.Tensor:
-    return made(**family.call(task)).images.cpu()
+    return made(**family.call(task))[0].cpu()
 
 
 @cache
