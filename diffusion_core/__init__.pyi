@@ -9,6 +9,7 @@ from .models.auto import AutoModel as AutoModel
 from .models.autoencoders.asymmetric import AsymmetricAutoencoderKL as AsymmetricAutoencoderKL
 from .models.autoencoders.cogvideox import AutoencoderKLCogVideoX as AutoencoderKLCogVideoX
 from .models.autoencoders.kl import AutoencoderKL as AutoencoderKL
+from .models.autoencoders.ltx import AutoencoderKLLTXVideo as AutoencoderKLLTXVideo
 from .models.autoencoders.qwenimage import AutoencoderKLQwenImage as AutoencoderKLQwenImage
 from .models.autoencoders.tiny import AutoencoderTiny as AutoencoderTiny
 from .models.autoencoders.wan import AutoencoderKLWan as AutoencoderKLWan
@@ -16,6 +17,7 @@ from .models.base import Model as Model
 from .models.base import ModelMixin as ModelMixin
 from .models.controlnet import ControlNetModel as ControlNetModel
 from .models.controlnet_flux import FluxControlNetModel as FluxControlNetModel
+from .models.multi_controlnet import FluxMultiControlNetModel as FluxMultiControlNetModel
 from .models.multi_controlnet import MultiControlNetModel as MultiControlNetModel
 from .models.quantization import BitsAndBytesConfig as BitsAndBytesConfig
 from .models.quantization import QuantoConfig as QuantoConfig
@@ -80,6 +82,7 @@ from .pipelines.flux.redux import FluxPriorReduxPipeline as FluxPriorReduxPipeli
 from .pipelines.flux.redux import ReduxImageEncoder as ReduxImageEncoder
 from .pipelines.pixart.pipeline import PixArtAlphaPipeline as PixArtAlphaPipeline
 from .pipelines.pixart.pipeline import PixArtSigmaPipeline as PixArtSigmaPipeline
+from .pipelines.quantization import PipelineQuantizationConfig as PipelineQuantizationConfig
 from .pipelines.qwenimage.pipeline import QwenImagePipeline as QwenImagePipeline
 from .pipelines.stable_diffusion.img2img import StableDiffusionImg2ImgPipeline as StableDiffusionImg2ImgPipeline
 from .pipelines.stable_diffusion.inpaint import StableDiffusionInpaintPipeline as StableDiffusionInpaintPipeline

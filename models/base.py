@@ -27,10 +27,10 @@ from ..offload.loading import LoadOptions, build_without_weights, load_into, pla
 from ..offload.memory_format import to_memory_format
 from ..offload.mixin import OffloadMixin
 from ..offload.quantized import (
-    Parts,
     dequantize,
     describe_quantization,
     is_quantized,
+    num_parameters,
     quantized_weights,
     size_in_bytes,
 )
@@ -368,15 +368,13 @@ class Model(ConfigMixin, OffloadMixin, SpeedMixin, nn.Module):
             exclude_embeddings: leave out the tables of `nn.Embedding` layers.
         """
         tables = {id(layer.weight) for layer in self.modules() if isinstance(layer, nn.Embedding)}
-        parts = [part for part in self.modules() if isinstance(part, Parts)]
-        inside = {id(tensor) for part in parts for tensor in part.values()}
-        return sum(0 if only_trainable else part.numel() for part in parts) + sum(
-            parameter.numel()
-            for parameter in self.parameters()
-            if (parameter.requires_grad or not only_trainable)
-            and id(parameter) not in inside
-            and not (exclude_embeddings and id(parameter) in tables)
-        )
+
+        def counts(parameter: nn.Parameter) -> bool:
+            return (parameter.requires_grad or not only_trainable) and not (
+                exclude_embeddings and id(parameter) in tables
+            )
+
+        return num_parameters(self, counts)
 
     def get_memory_footprint(self, return_buffers: bool = True) -> int:
         """The bytes of all parameters, and of buffers unless `return_buffers` is False; shared ones count once."""

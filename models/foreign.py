@@ -19,6 +19,7 @@ from ..offload.checkpoint import Checkpoint, TensorInfo, is_finite
 from ..offload.dtypes import parse_dtype
 from ..offload.layout import read_request
 from ..offload.loading import BUILDING, Differences, build_without_weights, named_tensors
+from .quantization import TorchAoConfig
 
 logger = get_logger(__name__)
 
@@ -39,18 +40,20 @@ def load_transformers_model(
     disable_mmap: bool = False,
     verify_checksum: bool = False,
     check_finite: bool = False,
+    quantization_config: TorchAoConfig | None = None,
     **options: Any,
 ) -> Any:
     """Load a model of `transformers`, such as `CLIPTextModel`, in evaluation mode and with every tensor defined.
 
-    Weights of the right dtype stay mapped files; others are converted one by one. A quantised checkpoint is left to
-    the class's own `from_pretrained`.
+    Weights of the right dtype stay mapped files; others are converted one by one. What is quantised, or shall be, is
+    left to the class's own `from_pretrained`.
 
     Args:
         cls: the class, or `transformers.AutoModel`.
         pretrained_model_name_or_path: a repo on the Hub or a folder with `config.json` and the weights.
-        dtype: None gives float32, "auto" the one that most of the file's weights have.
+        dtype: None gives float32, bfloat16 for a quantised model; "auto" the one that most of the file's weights have.
         device_map, max_memory, offload_folder: as for `Model.from_pretrained`. What is spread is read on the CPU first.
+        quantization_config: how to quantise the weights while they are read.
         options: `revision`, `token`, `cache_dir`, `force_download`, `local_files_only`.
 
     Raises:
@@ -63,10 +66,13 @@ def load_transformers_model(
     place = {"subfolder": subfolder, **options}
     folder = find_file(pretrained_model_name_or_path, "config.json", **place).parent
     config = _read_config(cls, folder)
-    if getattr(config, "quantization_config", None) is not None:
+    stored = getattr(config, "quantization_config", None)
+    if stored is not None or quantization_config is not None:
         logger.info("%s is quantised; transformers loads it by itself", folder)
-        chosen = {"dtype": dtype or torch.float32, "variant": variant, "use_safetensors": use_safetensors}
-        return cls.from_pretrained(folder, device_map=request.device, **chosen).eval()
+        chosen = {"dtype": dtype or torch.bfloat16, "variant": variant, "use_safetensors": use_safetensors}
+        if stored is None and quantization_config is not None:
+            chosen["quantization_config"] = quantization_config.for_transformers()
+        return cls.from_pretrained(folder, device_map=request.device or torch.device("cpu"), **chosen).eval()
     cls = _concrete(cls, config)
     files = find_weights(
         pretrained_model_name_or_path,

@@ -10,6 +10,8 @@ from torch import nn
 from diffusion_core.errors import ConfigError, UnsupportedError
 from diffusion_core.logging import get_logger
 
+from ..offload.device_map import SizeOf
+from ..offload.quantized import size_in_bytes
 from ..offload.torchao_weights import config_from_dict, config_to_dict, is_config, quantize_weight, torchao
 
 logger = get_logger(__name__)
@@ -123,6 +125,28 @@ class TorchAoConfig:
 
         return quantize
 
+    def sizes(self, model: nn.Module, size: SizeOf) -> SizeOf:
+        """A function that tells the bytes that a tensor of the model will take, once it is quantised.
+
+        Args:
+            size: tells the bytes of those that are not.
+        """
+        names = _chosen_layers(model, self.modules_to_not_convert)
+
+        def quantized(name: str, tensor: torch.Tensor) -> int:
+            if name not in names:
+                return size(name, tensor)
+            weight = torch.empty(tensor.shape, dtype=torch.bfloat16, device="meta")
+            return size_in_bytes(quantize_weight(name, weight, self.quant_type))
+
+        return quantized
+
+    def for_transformers(self) -> Any:
+        """The same for models of `transformers`."""
+        from transformers import TorchAoConfig as Theirs
+
+        return Theirs(self.quant_type, modules_to_not_convert=self.modules_to_not_convert)
+
 
 def _chosen_layers(model: nn.Module, excluded: Sequence[str] | None) -> set[str]:
     """The names of the weights to be quantised: those of linear layers that neither a list nor the class excludes."""
@@ -163,8 +187,17 @@ def read_quantization(value: Any) -> TorchAoConfig | None:
     if isinstance(value, Mapping):
         raise ConfigError(f"quantization_config: weights quantised by {method!r} are not read; {_INSTEAD}")
     if method is not None:
-        raise UnsupportedError(f"quantization_config: quantising by {method!r} is not supported; {_INSTEAD}")
+        refuse_backend(str(method))
     raise TypeError(f"quantization_config must be a TorchAoConfig, not {value!r}")
+
+
+def refuse_backend(name: str) -> None:
+    """Say that weights are not quantised by this library.
+
+    Raises:
+        UnsupportedError: always.
+    """
+    raise UnsupportedError(f"quantising by {name!r} is not supported; {_INSTEAD}")
 
 
 def _of_other(value: Any) -> TorchAoConfig:

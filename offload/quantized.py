@@ -324,6 +324,19 @@ def is_quantized(module: nn.Module) -> bool:
     return next(quantized_weights(module), None) is not None
 
 
+def num_parameters(module: nn.Module, counts: Callable[[nn.Parameter], bool] = lambda _: True) -> int:
+    """The number of values in all parameters, those of quantised weights as if they were not, shared ones once.
+
+    Args:
+        counts: tells which of the parameters count; it is asked about one part of each quantised weight.
+    """
+    parts = {tuple(map(id, part.values())): part for part in module.modules() if isinstance(part, Parts)}
+    inside = {number for numbers in parts for number in numbers}
+    others = (parameter for parameter in module.parameters() if id(parameter) not in inside)
+    apart = (part.numel() for part in parts.values() if counts(next(iter(part.parameters()))))
+    return sum(apart) + sum(each.numel() for each in others if counts(each))
+
+
 def describe_quantization(module: nn.Module) -> str:
     """How many weights of a module are quantised, and into what; nothing for a module that is not."""
     kinds: dict[str, int] = {}

@@ -10,7 +10,8 @@ import functools
 import importlib
 import json
 import logging
-from collections.abc import Generator, Mapping
+import math
+from collections.abc import Generator, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -165,6 +166,17 @@ def stored_parts(notes: Mapping[str, str]) -> dict[str, dict[str, str]]:
             continue
         found[name] = {part: stored_name(name, part) for part in parts}
     return found
+
+
+def described(name: str, note: str, shapes: Iterable[tuple[int, ...]]) -> tuple[str, int]:
+    """What kind of weight a note is about, and of how many values; torchao is not needed for this.
+
+    Args:
+        shapes: those of its parts.
+    """
+    form = json.loads(note)
+    stated = form.get("_data", {}).get("shape")
+    return str(form.get("_type", name)), math.prod(stated) if stated else max(map(math.prod, shapes))
 
 
 def composed(name: str, note: str, parts: Mapping[str, torch.Tensor]) -> torch.Tensor:

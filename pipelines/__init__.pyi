@@ -38,6 +38,7 @@ from .flux.redux import FluxPriorReduxPipeline as FluxPriorReduxPipeline
 from .flux.redux import ReduxImageEncoder as ReduxImageEncoder
 from .pixart.pipeline import PixArtAlphaPipeline as PixArtAlphaPipeline
 from .pixart.pipeline import PixArtSigmaPipeline as PixArtSigmaPipeline
+from .quantization import PipelineQuantizationConfig as PipelineQuantizationConfig
 from .qwenimage.pipeline import QwenImagePipeline as QwenImagePipeline
 from .stable_diffusion.img2img import StableDiffusionImg2ImgPipeline as StableDiffusionImg2ImgPipeline
 from .stable_diffusion.inpaint import StableDiffusionInpaintPipeline as StableDiffusionInpaintPipeline

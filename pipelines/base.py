@@ -20,6 +20,7 @@ from diffusion_core.progress import check_options, progress_bar
 
 from ..offload.engine import execution_dtype
 from ..offload.layout import read_request
+from ..offload.quantized import describe_quantization, num_parameters
 from ..offload.runs import cached_run
 from .callbacks import Callback, StepCallback
 from .components import ABSENT, entry_of
@@ -35,6 +36,7 @@ from .loading import (
     share,
 )
 from .placement import PlacementMixin
+from .quantization import PipelineQuantizationConfig
 from .saving import save
 from .speed import PipelineSpeedMixin
 from .state import Run, Runs
@@ -151,6 +153,7 @@ class Pipeline(PlacementMixin, PipelineSpeedMixin, ConfigMixin):
         reserve: Any = None,
         low_cpu_mem_usage: bool = True,
         disable_mmap: bool = False,
+        quantization_config: PipelineQuantizationConfig | None = None,
         revision: str | None = None,
         token: str | bool | None = None,
         cache_dir: str | os.PathLike[str] | None = None,
@@ -183,6 +186,7 @@ class Pipeline(PlacementMixin, PipelineSpeedMixin, ConfigMixin):
                 "2GB", or a dict by component.
             low_cpu_mem_usage: accepted; loading always takes the weights' memory plus one tensor at most.
             disable_mmap: read weight files instead of mapping them.
+            quantization_config: which components to quantise while they are read, and how.
             revision: a branch, tag or commit of the repo; all files come from the same commit.
             token, cache_dir, force_download, local_files_only: how files come from the Hub.
             given: components by name that replace those of the checkpoint (None drops one), and scalar settings.
@@ -197,6 +201,11 @@ class Pipeline(PlacementMixin, PipelineSpeedMixin, ConfigMixin):
         """
         if dtype is not None and torch_dtype is not None:
             raise ValueError("dtype and torch_dtype are the same argument; pass one of them")
+        if quantization_config is not None and not isinstance(quantization_config, PipelineQuantizationConfig):
+            raise TypeError(
+                "quantization_config of a pipeline is a PipelineQuantizationConfig, for example"
+                f" PipelineQuantizationConfig(quant_mapping={{'transformer': ...}}), not {quantization_config!r}"
+            )
         source = source_name(pretrained_model_name_or_path)
         request = read_request(device_map, max_memory, reserve, offload_folder)
         options = WeightOptions(
@@ -205,6 +214,7 @@ class Pipeline(PlacementMixin, PipelineSpeedMixin, ConfigMixin):
             use_safetensors=use_safetensors,
             disable_mmap=disable_mmap,
             request=request,
+            quantization=quantization_config,
         )
         hub = {
             "revision": revision,
@@ -420,6 +430,8 @@ def _describe(component: Any) -> str:
     name = entry_of(component)[1] or "None"
     if not isinstance(component, nn.Module) or next(component.parameters(), None) is None:
         return name
-    count = sum(parameter.numel() for parameter in component.parameters())
+    count = num_parameters(component)
     device = next(component.parameters()).device
-    return f"{name}, {count:,} parameters, {str(execution_dtype(component)).removeprefix('torch.')} on {device}"
+    text = f"{name}, {count:,} parameters, {str(execution_dtype(component)).removeprefix('torch.')} on {device}"
+    quantized = describe_quantization(component)
+    return f"{text}, {quantized}" if quantized else text

@@ -12,8 +12,9 @@ from diffusion_core.config import ConfigMixin
 from diffusion_core.errors import ConfigError, MissingFileError
 from diffusion_core.hub import list_files, snapshot
 
-from ..offload.checkpoint import read_header
+from ..offload.checkpoint import Header, read_header
 from ..offload.sizes import format_bytes
+from ..offload.torchao_weights import described, stored_parts
 from .components import Entry
 from .files import choose, weights_in
 from .loading import INDEX_NAME, is_entry
@@ -28,7 +29,7 @@ class ComponentInfo:
         library: as in `model_index.json`.
         class_name: likewise; None for a component that is left out.
         parameters: how many floating point numbers its weights are; None where no header says so (`.bin` files).
-        dtypes: how many of them have which dtype.
+        dtypes: how many of them have which dtype; quantised ones under the name of their kind.
         weight_bytes: the size of its weight files.
         other_bytes: the size of its other files, weights of other variants among them.
         variants: the variants of weights that lie there; None stands for plain names.
@@ -130,9 +131,7 @@ def _component(folder: Path, name: str, entry: Entry, variant: str | None, safe:
     dtypes: Counter[str] = Counter()
     for file in chosen:
         if file.endswith(".safetensors"):
-            for info in read_header(place / file).tensors.values():
-                if info.dtype.is_floating_point:
-                    dtypes[str(info.dtype).removeprefix("torch.")] += (info.end - info.begin) // info.dtype.itemsize
+            dtypes.update(_dtypes(read_header(place / file)))
     return ComponentInfo(
         name,
         library,
@@ -143,6 +142,22 @@ def _component(folder: Path, name: str, entry: Entry, variant: str | None, safe:
         other_bytes=sum(size for file, size in sizes.items() if file not in chosen),
         variants=tuple(sorted({each.variant for each in weights_in(files)}, key=str)),
     )
+
+
+def _dtypes(header: Header) -> Counter[str]:
+    """How many numbers of which dtype a file holds. A quantised weight counts where the first of its parts is."""
+    found: Counter[str] = Counter()
+    hidden: set[str] = set()
+    for name, parts in stored_parts(header.metadata).items():
+        here = [header.tensors[key] for key in parts.values() if key in header.tensors]
+        hidden.update(parts.values())
+        if here and next(iter(parts.values())) in header.tensors:
+            kind, count = described(name, header.metadata[name], (info.shape for info in here))
+            found[kind] += count
+    for name, info in header.tensors.items():
+        if info.dtype.is_floating_point and name not in hidden:
+            found[str(info.dtype).removeprefix("torch.")] += (info.end - info.begin) // info.dtype.itemsize
+    return found
 
 
 def _row(info: ComponentInfo) -> tuple[str, str, str, str, str]:

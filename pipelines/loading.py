@@ -12,18 +12,20 @@ from torch import nn
 
 from diffusion_core.config import ConfigMixin
 from diffusion_core.errors import CheckpointError, ConfigError, DiffusionCoreError, MissingFileError
-from diffusion_core.hub import find_file, is_local, list_files, snapshot
+from diffusion_core.hub import find_file, find_weights, is_local, list_files, snapshot
 from diffusion_core.logging import get_logger, transformers_quiet
 from diffusion_core.progress import progress_bar
 
 from ..models.foreign import load_transformers_model, most_common_dtype, sizes_in, skeleton_of
-from ..offload.checkpoint import read_header
+from ..models.quantization import TorchAoConfig
+from ..offload.checkpoint import Checkpoint, read_header
 from ..offload.device_map import stored_bytes
 from ..offload.dtypes import parse_dtype
 from ..offload.layout import Layout, MapRequest
-from ..offload.loading import build_without_weights
+from ..offload.loading import LoadOptions, build_without_weights, planned_bytes
 from .components import ABSENT, Entry, class_of, public, public_names, unwrap
 from .files import Weights, by_component, choose, needed, weights_in
+from .quantization import PipelineQuantizationConfig
 
 logger = get_logger(__name__)
 
@@ -39,7 +41,6 @@ _ELSEWHERE = {
     "provider": "ONNX models are not read",
     "provider_options": "ONNX models are not read",
     "proxies": "set the environment variable HTTPS_PROXY",
-    "quantization_config": "load the component with it first and pass it by name",
     "sess_options": "ONNX models are not read",
     "use_flashpack": "safetensors files are mapped, which needs no other format",
     "use_onnx": "ONNX models are not read",
@@ -59,12 +60,14 @@ class WeightOptions:
     use_safetensors: bool | None = None
     disable_mmap: bool = False
     request: MapRequest = field(default_factory=MapRequest)
+    quantization: PipelineQuantizationConfig | None = None
 
     def dtype_of(self, component: str) -> Any:
-        """The dtype for one component: a torch dtype or "auto"."""
-        if isinstance(self.dtype, Mapping):
-            return as_dtype(self.dtype.get(component, self.dtype.get("default")))
-        return as_dtype(self.dtype)
+        """The dtype for one component, a torch dtype or "auto"; None leaves it to the component."""
+        given = self.dtype
+        if isinstance(given, Mapping):
+            given = given.get(component, given.get("default"))
+        return None if given is None else as_dtype(given)
 
 
 def read_index(source: str, hub: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -122,11 +125,15 @@ def load(
         _check_override(name, given[name], index.get(name))
     _check_dtypes(options, required)
 
+    quantized = options.quantization.by_component(classes) if options.quantization else {}
+
     folder, files = fetch(source, list(classes), options, hub)
-    layout = _layout(cls, classes, given, folder, files, options)
+    layout = _layout(cls, classes, given, folder, files, options, quantized)
     components: dict[str, Any] = dict.fromkeys(entries)
     for name in progress_bar(list(classes), desc="Loading components", leave=False):
-        components[name] = load_component(classes[name], folder, name, files[name], options, layout)
+        components[name] = load_component(
+            classes[name], folder, name, files[name], options, layout, quantized.get(name)
+        )
     pipe = _made(cls, {**dict.fromkeys(required), **components, **given}, index)
     pipe.name_or_path = source
     if options.request.device_map is not None:
@@ -183,6 +190,7 @@ def _layout(
     folder: Path,
     files: Mapping[str, list[str]],
     options: WeightOptions,
+    quantized: Mapping[str, TorchAoConfig],
 ) -> Layout:
     """Where each component that is a module goes; those that are not loaded yet are known from their files."""
     request = options.request
@@ -199,6 +207,8 @@ def _layout(
             parts[name], size_of[name] = existing[name], stored_bytes
         else:
             parts[name], size_of[name] = skeleton(classes[name], folder / name, files[name], options, name)
+            if name in quantized:
+                size_of[name] = quantized[name].sizes(parts[name], size_of[name])
 
     def size(tensor_name: str, tensor: torch.Tensor) -> int:
         part, _, inner = tensor_name.partition(".")
@@ -218,11 +228,16 @@ def skeleton(
     cls: Any, folder: Path, files: list[str], options: WeightOptions, name: str
 ) -> tuple[nn.Module, Callable[[str, torch.Tensor], int]]:
     """A component without weights, and a function that tells how many bytes each of its tensors will take."""
-    dtype = options.dtype_of(name)
+    dtype = options.dtype_of(name) or torch.float32
     if dtype == "auto":
         dtype = _stored_dtype(folder, choose(files, options.variant, options.use_safetensors))
     if issubclass(cls, ConfigMixin):
-        made = build_without_weights(partial(cls.from_config, cls.load_config(folder)))
+        config = cls.load_config(folder)
+        made = build_without_weights(partial(cls.from_config, config))
+        if "quantization_config" in config:
+            weights = find_weights(folder, variant=options.variant, use_safetensors=options.use_safetensors)
+            with Checkpoint(weights) as checkpoint:
+                return made, planned_bytes(checkpoint, LoadOptions(dtype="auto"))
     else:
         made = skeleton_of(cls, folder)
     return made, sizes_in(dtype, getattr(cls, "_keep_in_fp32_modules", None) or ())
@@ -234,8 +249,19 @@ def _stored_dtype(folder: Path, weights: Weights | None) -> torch.dtype:
     return torch.float32 if file is None else most_common_dtype(read_header(folder / file).tensors.values())
 
 
-def load_component(cls: Any, folder: Path, name: str, files: list[str], options: WeightOptions, layout: Layout) -> Any:
+def load_component(
+    cls: Any,
+    folder: Path,
+    name: str,
+    files: list[str],
+    options: WeightOptions,
+    layout: Layout,
+    quantized: TorchAoConfig | None = None,
+) -> Any:
     """Load one component from its folder below `folder`, straight to where `layout` has it.
+
+    Args:
+        quantized: how it is quantised meanwhile.
 
     Raises:
         DiffusionCoreError: if it cannot be loaded; the message names the component.
@@ -248,6 +274,8 @@ def load_component(cls: Any, folder: Path, name: str, files: list[str], options:
         "disable_mmap": options.disable_mmap,
         "device_map": layout.of(name) if name in layout.places else options.request.device,
     }
+    if quantized is not None:
+        arguments["quantization_config"] = quantized
     is_ours, is_model = issubclass(cls, ConfigMixin), issubclass(cls, nn.Module)
     try:
         if is_ours and is_model:
@@ -402,7 +430,7 @@ def _load_foreign(cls: Any, folder: Path, name: str, arguments: dict[str, Any]) 
 
     if issubclass(cls, PreTrainedModel):
         return load_transformers_model(cls, folder, subfolder=name, **arguments)
-    dtype = None if arguments["dtype"] == "auto" else arguments["dtype"]
+    dtype = None if arguments["dtype"] == "auto" else arguments["dtype"] or torch.float32
     model = cls.from_pretrained(str(folder / name)).eval().to(dtype=dtype)
     device = None if arguments["device_map"] is None else arguments["device_map"].single
     return model if device is None else model.to(device)

@@ -15,6 +15,7 @@ from ..offload.group_offload import group_strategy
 from ..offload.layout import DEVICE_MAP, Layout, place
 from ..offload.plan import Strategy
 from ..offload.planner import WITHIN_BUDGET, MemoryPlan, plan_memory, require
+from ..offload.quantized import is_quantized
 from ..offload.strategies import Settings, by_component, leaves, whole
 from ..offload.structure import nbytes
 from .components import unwrap
@@ -81,12 +82,22 @@ class PlacementMixin:
 
         Raises:
             TypeError: if an argument is neither a device nor a dtype, or there is none.
-            ValueError: if a device or dtype is given twice, or the device is not there.
+            ValueError: if a device or dtype is given twice, the device is not there, or a component is quantised for
+                another dtype. Nothing is changed then.
             PlacementError: for a device, if a memory mode or device map is on; the message says how to end it. The
                 device on which a mode keeps the weights, the cpu as a rule, is taken: nothing stays elsewhere then.
         """
         device, dtype = _device_and_dtype(args, kwargs)
         modules = self._modules()
+        fixed = [
+            name
+            for name, module in modules.items()
+            if dtype is not None and is_quantized(module) and engine.execution_dtype(module) != dtype
+        ]
+        if fixed:
+            raise ValueError(
+                f"{', '.join(fixed)}: quantised weights cannot be cast to {dtype}; load them for that dtype"
+            )
         if device is not None:
             for name, module in modules.items():
                 placement = engine.placement_of(module)

@@ -201,7 +201,7 @@ def test_dtype(half: Path, dtype, vae, text_encoder) -> None:
         ({"vae": Path("somewhere")}, TypeError, "load it first"),
         ({"vae": 3}, TypeError, "vae: int cannot take the place of AutoencoderKL"),
         ({"tokenizer": torch.nn.Identity()}, TypeError, "tokenizer: Identity cannot"),
-        ({"quantization_config": object()}, ValueError, "quantization_config"),
+        ({"quantization_config": object()}, TypeError, "PipelineQuantizationConfig"),
         ({"custom_pipeline": "someone/code"}, ValueError, "code from a repo is never run"),
         ({"device_map": "nonsense"}, PlacementError, "nonsense"),
         ({"device_map": {"vae": "cpu"}}, PlacementError, "says nothing about text_encoder"),
