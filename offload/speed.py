@@ -140,13 +140,15 @@ class SpeedMixin:
         The state dict stays as it was, and so do files that are saved. `unfuse_qkv_projections` undoes it.
 
         Raises:
-            ValueError: if no layer of the model can do so.
+            ValueError: if no layer of the model can do so, or weights are quantised already. Nothing is changed then.
             PlacementError: under a memory mode or layerwise casting; enable those afterwards.
         """
         layers = [part for part in self._itself.modules() if hasattr(part, "fuse_projections")]
         if not layers:
             raise ValueError(f"{type(self).__name__} has no attention layers whose projections can be fused")
         self._refuse_while_placed("fuse_qkv_projections")
+        for layer in layers:
+            layer.check_fusing()
         for layer in layers:
             layer.fuse_projections()
 

@@ -1,7 +1,5 @@
 """`Attention`: the attention layer of UNets and autoencoders, over tokens or over the pixels of feature maps."""
 
-from typing import Any
-
 import torch
 from torch import nn
 
@@ -105,24 +103,21 @@ class Attention(Fusing):
             hidden_states = residual + hidden_states
         return hidden_states if self.rescale_output_factor == 1.0 else hidden_states / self.rescale_output_factor
 
-    def _projections(self) -> tuple[str, tuple[str, ...]]:
+    def _projections(self) -> dict[str, tuple[str, ...]]:
         """What attends to itself has three projections of one input; otherwise keys and values share theirs."""
-        return ("to_kv", ("to_k", "to_v")) if self.crosses else ("to_qkv", ("to_q", "to_k", "to_v"))
+        return {"to_kv": ("to_k", "to_v")} if self.crosses else {"to_qkv": ("to_q", "to_k", "to_v")}
 
     def _project(self, tokens: torch.Tensor, context: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Queries of `tokens`, keys and values of `context`."""
         if self.crosses:
             return self.to_q(tokens), *once(self._keys_and_values, context)
-        if self._fused is None:
+        if not self._fused:
             return self.to_q(tokens), self.to_k(context), self.to_v(context)
-        fused: Any = getattr(self, self._fused[0])
-        return fused(tokens) if tokens is context else (fused(tokens)[0], *fused(context)[1:])
+        whole = self._project_all("to_qkv", tokens)
+        return whole if tokens is context else (whole[0], *self._project_all("to_qkv", context)[1:])
 
     def _keys_and_values(self, context: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        if self._fused is None:
-            return self.to_k(context), self.to_v(context)
-        fused: Any = getattr(self, self._fused[0])
-        return fused(context)
+        return self._project_all("to_kv", context) if self._fused else (self.to_k(context), self.to_v(context))
 
     def _normalize(self, hidden_states: torch.Tensor, maps: bool) -> torch.Tensor:
         assert self.group_norm is not None

@@ -1,64 +1,80 @@
 """Several linear layers with the same input as one, with a state dict that does not show it."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
 
-class FusedLinear(nn.Module):
-    """Linear layers side by side: one multiplication gives all their outputs, one after another.
+class FusedLinear(nn.Linear):
+    """Linear layers side by side, with their outputs one after another.
 
     Args:
         parts: layers with the same number of inputs, all with a bias or all without.
     """
 
     def __init__(self, parts: Sequence[nn.Linear]) -> None:
-        super().__init__()
         self.sizes = [part.out_features for part in parts]
-        needs_grad = parts[0].weight.requires_grad
-        self.weight = nn.Parameter(torch.cat([part.weight.detach() for part in parts]), needs_grad)
-        biases = [part.bias.detach() for part in parts if part.bias is not None]
-        self.bias = nn.Parameter(torch.cat(biases), needs_grad) if biases else None
-
-    def forward(self, tokens: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """The outputs of the layers, for tokens (..., inputs)."""
-        return nn.functional.linear(tokens, self.weight, self.bias).split(self.sizes, dim=-1)
+        bias = parts[0].bias is not None
+        super().__init__(parts[0].in_features, sum(self.sizes), bias=bias, device="meta")
+        for name in ("weight", "bias") if bias else ("weight",):
+            values = [getattr(part, name) for part in parts]
+            setattr(self, name, nn.Parameter(torch.cat([value.detach() for value in values]), values[0].requires_grad))
+        self.train(parts[0].training)
 
     def parts(self) -> list[nn.Linear]:
         """The layers, each with weights of its own again."""
-        biases = [None] * len(self.sizes) if self.bias is None else self.bias.detach().split(self.sizes)
-        return [_linear(*pair) for pair in zip(self.weight.detach().split(self.sizes), biases, strict=True)]
-
-
-def _linear(weight: torch.Tensor, bias: torch.Tensor | None) -> nn.Linear:
-    made = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None, device="meta")
-    made.weight = nn.Parameter(weight.clone())
-    if bias is not None:
-        made.bias = nn.Parameter(bias.clone())
-    return made
+        made = [nn.Linear(self.in_features, size, bias=self.bias is not None, device="meta") for size in self.sizes]
+        for name in ("weight", "bias") if self.bias is not None else ("weight",):
+            whole = getattr(self, name)
+            for part, values in zip(made, whole.detach().split(self.sizes), strict=True):
+                setattr(part, name, nn.Parameter(values.clone(), whole.requires_grad))
+        return [part.train(self.training) for part in made]
 
 
 class Fusing(nn.Module):
-    """A layer whose projections can become one. A subclass says which in `_projections`."""
+    """A layer whose projections can become fewer. A subclass says which in `_projections`."""
 
-    _fused: tuple[str, tuple[str, ...]] | None = None
+    _fused: Mapping[str, tuple[str, ...]] = {}
     _hooks: tuple[Any, ...] = ()
 
-    def _projections(self) -> tuple[str, tuple[str, ...]]:
-        """The name of the fused layer, and the names of those that it stands for."""
+    def _projections(self) -> dict[str, tuple[str, ...]]:
+        """The names of the fused layers, each with the names of those that it stands for."""
         raise AttributeError(f"{type(self).__name__} does not say which projections it has")
 
-    def fuse_projections(self) -> None:
-        """Put the projections into one layer. Done twice it is done once."""
-        if self._fused is not None:
+    def check_fusing(self) -> None:
+        """Whether the projections are what can be fused.
+
+        Raises:
+            ValueError: if they are quantised, wrapped or not all of a kind.
+        """
+        if self._fused:
             return
-        into, names = self._projections()
-        self.add_module(into, FusedLinear([getattr(self, name) for name in names]))
-        for name in names:
-            delattr(self, name)
-        self._fused = (into, names)
+        for names in self._projections().values():
+            parts = [getattr(self, name) for name in names]
+            strange = [type(part).__name__ for part in parts if type(part) is not nn.Linear]
+            strange += [type(part.weight.data).__name__ for part in parts if type(part.weight.data) is not torch.Tensor]
+            if strange:
+                raise ValueError(f"projections are fused before they become {strange[0]}: fuse them first")
+            if len({(part.weight.dtype, part.weight.device, part.bias is None) for part in parts}) > 1:
+                raise ValueError(f"{', '.join(names)} differ in dtype, device or bias, and cannot be one layer")
+
+    def fuse_projections(self) -> None:
+        """Put the projections into fewer layers. Done twice it is done once.
+
+        Raises:
+            ValueError: if they cannot be fused; nothing is changed then.
+        """
+        if self._fused:
+            return
+        self.check_fusing()
+        fused = self._projections()
+        for into, names in fused.items():
+            self.add_module(into, FusedLinear([getattr(self, name) for name in names]))
+            for name in names:
+                delattr(self, name)
+        self._fused = fused
         self._hooks = (
             self.register_state_dict_post_hook(_show_parts),
             self.register_load_state_dict_pre_hook(_take_parts),
@@ -66,31 +82,35 @@ class Fusing(nn.Module):
 
     def unfuse_projections(self) -> None:
         """Give each projection a layer of its own again."""
-        if self._fused is None:
-            return
-        into, names = self._fused
-        for name, part in zip(names, getattr(self, into).parts(), strict=True):
-            self.add_module(name, part.train(self.training))
-        delattr(self, into)
+        for into, names in self._fused.items():
+            for name, part in zip(names, getattr(self, into).parts(), strict=True):
+                self.add_module(name, part)
+            delattr(self, into)
         for hook in self._hooks:
             hook.remove()
-        self._fused, self._hooks = None, ()
+        self._fused, self._hooks = {}, ()
+
+    def _project_all(self, into: str, tokens: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """The outputs of the layers that one fused layer stands for."""
+        layer: Any = getattr(self, into)
+        return layer(tokens).split(layer.sizes, dim=-1)
 
 
 def _show_parts(layer: Any, state: dict[str, Any], prefix: str, _: Any) -> None:
     """In a state dict, the tensors of the parts in place of the fused ones."""
-    into, names = layer._fused
-    sizes = getattr(layer, into).sizes
-    for leaf in ("weight", "bias"):
-        whole = state.pop(f"{prefix}{into}.{leaf}", None)
-        if whole is not None:
-            state.update({f"{prefix}{name}.{leaf}": part for name, part in zip(names, whole.split(sizes), strict=True)})
+    for into, names in layer._fused.items():
+        sizes = getattr(layer, into).sizes
+        for leaf in ("weight", "bias"):
+            whole = state.pop(f"{prefix}{into}.{leaf}", None)
+            if whole is not None:
+                parts = zip(names, whole.split(sizes), strict=True)
+                state.update({f"{prefix}{name}.{leaf}": part for name, part in parts})
 
 
 def _take_parts(layer: Any, state: dict[str, Any], prefix: str, *_: Any) -> None:
     """The way back, for `load_state_dict`."""
-    into, names = layer._fused
-    for leaf in ("weight", "bias"):
-        keys = [f"{prefix}{name}.{leaf}" for name in names]
-        if all(key in state for key in keys):
-            state[f"{prefix}{into}.{leaf}"] = torch.cat([state.pop(key) for key in keys])
+    for into, names in layer._fused.items():
+        for leaf in ("weight", "bias"):
+            keys = [f"{prefix}{name}.{leaf}" for name in names]
+            if all(key in state for key in keys):
+                state[f"{prefix}{into}.{leaf}"] = torch.cat([state.pop(key) for key in keys])

@@ -1,7 +1,5 @@
 """`JointAttention`: text and image tokens attend to each other, each stream with its own projections."""
 
-from typing import Any
-
 import torch
 from torch import nn
 
@@ -102,10 +100,12 @@ class JointAttention(Fusing):
         if norm_q is not None and norm_k is not None:
             query, key = norm_q(query), norm_k(key)
         if encoder_hidden_states is not None:
-            key = torch.cat([self._heads(self.add_k_proj, encoder_hidden_states, self.norm_added_k), key], dim=1)
-            value = torch.cat([self._heads(self.add_v_proj, encoder_hidden_states), value], dim=1)
+            of_text = [part.view(*part.shape[:2], *split[2:]) for part in self._project_text(encoder_hidden_states)]
+            norm_q, norm_k = self.norm_added_q, self.norm_added_k
+            key = torch.cat([of_text[-2] if norm_k is None else norm_k(of_text[-2]), key], dim=1)
+            value = torch.cat([of_text[-1], value], dim=1)
             if not self.context_pre_only:
-                query = torch.cat([self._heads(self.add_q_proj, encoder_hidden_states, self.norm_added_q), query], 1)
+                query = torch.cat([of_text[0] if norm_q is None else norm_q(of_text[0]), query], dim=1)
         if rotary is not None:
             query, key = rotate((query, key), rotary)
         mask = None if attention_mask is None else attention_mask[:, None, None]
@@ -120,16 +120,23 @@ class JointAttention(Fusing):
             attended = project(attended)
         return attended, text
 
-    def _projections(self) -> tuple[str, tuple[str, ...]]:
-        """Those of the picture. Text tokens are few, so that theirs would gain nothing."""
-        return "to_qkv", ("to_q", "to_k", "to_v")
+    def _projections(self) -> dict[str, tuple[str, ...]]:
+        """Those of the picture, and those of the text that are used."""
+        fused = {"to_qkv": ("to_q", "to_k", "to_v")}
+        if self.takes_text and self.context_pre_only:
+            fused["to_added_kv"] = ("add_k_proj", "add_v_proj")
+        elif self.takes_text:
+            fused["to_added_qkv"] = ("add_q_proj", "add_k_proj", "add_v_proj")
+        return fused
 
     def _project(self, tokens: Tensor) -> tuple[Tensor, ...]:
-        if self._fused is None:
-            return self.to_q(tokens), self.to_k(tokens), self.to_v(tokens)
-        fused: Any = self.to_qkv
-        return fused(tokens)
+        if self._fused:
+            return self._project_all("to_qkv", tokens)
+        return self.to_q(tokens), self.to_k(tokens), self.to_v(tokens)
 
-    def _heads(self, project: nn.Module, tokens: Tensor, norm: nn.Module | None = None) -> Tensor:
-        heads = project(tokens).view(*tokens.shape[:2], self.heads, self.dim_head)
-        return heads if norm is None else norm(heads)
+    def _project_text(self, tokens: Tensor) -> tuple[Tensor, ...]:
+        """Queries, unless the text has none, keys and values."""
+        if self._fused:
+            return self._project_all("to_added_kv" if self.context_pre_only else "to_added_qkv", tokens)
+        keys_and_values = self.add_k_proj(tokens), self.add_v_proj(tokens)
+        return keys_and_values if self.context_pre_only else (self.add_q_proj(tokens), *keys_and_values)

@@ -257,7 +257,7 @@ def test_every_layer_that_attends_hands_on_its_settings() -> None:
     callers = 0
     for path in Path(models.__path__[0]).rglob("*.py"):
         text = path.read_text()
-        if "offload.attention import" in text:
+        if "offload.attention import" in text and path.name != "attention_dispatch.py":
             for call in re.findall(r"[= ]attention\(\*?\w[^\n]*", text):
                 callers += 1
                 assert "settings=self.attention_settings" in call, (path.name, call)
