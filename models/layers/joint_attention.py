@@ -122,7 +122,7 @@ class JointAttention(Fusing):
 
     def _projections(self) -> dict[str, tuple[str, ...]]:
         """Those of the picture, and those of the text that are used."""
-        fused = {"to_qkv": ("to_q", "to_k", "to_v")}
+        fused: dict[str, tuple[str, ...]] = {"to_qkv": ("to_q", "to_k", "to_v")}
         if self.takes_text and self.context_pre_only:
             fused["to_added_kv"] = ("add_k_proj", "add_v_proj")
         elif self.takes_text:
