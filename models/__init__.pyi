@@ -4,6 +4,7 @@ from .auto import AutoModel as AutoModel
 from .autoencoders.asymmetric import AsymmetricAutoencoderKL as AsymmetricAutoencoderKL
 from .autoencoders.cogvideox import AutoencoderKLCogVideoX as AutoencoderKLCogVideoX
 from .autoencoders.kl import AutoencoderKL as AutoencoderKL
+from .autoencoders.ltx import AutoencoderKLLTXVideo as AutoencoderKLLTXVideo
 from .autoencoders.qwenimage import AutoencoderKLQwenImage as AutoencoderKLQwenImage
 from .autoencoders.tiny import AutoencoderTiny as AutoencoderTiny
 from .autoencoders.wan import AutoencoderKLWan as AutoencoderKLWan
@@ -11,6 +12,7 @@ from .base import Model as Model
 from .base import ModelMixin as ModelMixin
 from .controlnet import ControlNetModel as ControlNetModel
 from .controlnet_flux import FluxControlNetModel as FluxControlNetModel
+from .multi_controlnet import FluxMultiControlNetModel as FluxMultiControlNetModel
 from .multi_controlnet import MultiControlNetModel as MultiControlNetModel
 from .quantization import BitsAndBytesConfig as BitsAndBytesConfig
 from .quantization import QuantoConfig as QuantoConfig

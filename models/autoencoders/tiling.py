@@ -244,10 +244,16 @@ class TilingMixin:
     """`enable_slicing` and `enable_tiling` for autoencoders.
 
     A class calls `_declare_tiles` in its constructor, and `_in_parts` to encode and to decode.
+
+    `use_framewise_encoding` and `use_framewise_decoding` cut films in time, with `use_tiling` or without. They follow
+    from `enable_tiling` where it names frames, and may be set.
     """
 
     use_slicing: bool
     use_tiling: bool
+    use_framewise_encoding: bool
+    use_framewise_decoding: bool
+    _framewise: bool
     _axes: dict[str, Axis]
     _paste_tiles = False
 
@@ -317,7 +323,8 @@ class TilingMixin:
             tile_sample_min_width: width of a tile in pixels.
             tile_sample_stride_height: pixels from one tile's start to the next; the rest of the tile overlaps.
             tile_sample_stride_width: the same to the right.
-            tile_sample_min_num_frames: frames of a tile, for video autoencoders.
+            tile_sample_min_num_frames: frames of a tile, for video autoencoders. Most cut films in time only where this
+                or the next is given.
             tile_sample_stride_num_frames: frames from one tile's start to the next.
             tile_overlap_factor: in place of strides, the share of a tile that overlaps its neighbour, in [0, 1).
             tile_overlap_factor_height, tile_overlap_factor_width: the same for one direction.
@@ -339,15 +346,22 @@ class TilingMixin:
             tile_overlap_factor_width=tile_overlap_factor_width,
         )
         self.use_tiling = True
+        if tile_sample_min_num_frames is not None or tile_sample_stride_num_frames is not None:
+            self.use_framewise_encoding = self.use_framewise_decoding = True
 
     def disable_tiling(self) -> None:
-        """Encode and decode pictures whole again. The sizes of the tiles are remembered."""
+        """Encode and decode whole again what was whole at first. The sizes of the tiles are remembered."""
         self.use_tiling = False
+        self.use_framewise_encoding = self.use_framewise_decoding = self._framewise
 
-    def _declare_tiles(self, axes: dict[str, Axis]) -> None:
-        """Say the directions that can be cut, "height", "width" and "num_frames", and their default numbers."""
-        self._axes = axes
+    def _declare_tiles(self, axes: dict[str, Axis], framewise: bool = False) -> None:
+        """Say the directions that can be cut, "height", "width" and "num_frames", and their default numbers.
+
+        With `framewise`, films are cut in time without being asked for.
+        """
+        self._axes, self._framewise = axes, framewise
         self.use_slicing = self.use_tiling = False
+        self.use_framewise_encoding = self.use_framewise_decoding = framewise
 
     def _set_tiles(self, tile_overlap_factor: float | None = None, **numbers: float | None) -> None:
         """Take new numbers, named as in `enable_tiling`: all of them, or none where one is wrong."""
@@ -380,10 +394,9 @@ class TilingMixin:
     def _in_tiles(
         self, function: Callable[..., torch.Tensor], main: torch.Tensor, *beside: torch.Tensor, decode: bool
     ) -> torch.Tensor:
-        if not self.use_tiling:
-            return function(main, *beside)
-        picture = [axis for name, axis in self._axes.items() if name != "num_frames"]
-        frames = self._axes.get("num_frames")
+        picture = [axis for name, axis in self._axes.items() if name != "num_frames"] if self.use_tiling else []
+        in_time = self.use_framewise_decoding if decode else self.use_framewise_encoding
+        frames = self._axes.get("num_frames") if in_time else None
 
         def by_picture(main: torch.Tensor, *beside: torch.Tensor) -> torch.Tensor:
             if not any(axis.is_larger(main, decode) for axis in picture):
