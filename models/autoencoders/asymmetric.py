@@ -58,7 +58,7 @@ class MaskConditionDecoder(Decoder):
         for block in self.up_blocks:
             sample = block(_merge(sample, features, mask))
         sample = _merge(sample, features, mask)
-        return self.conv_out(self.conv_act(self.conv_norm_out(sample)))
+        return self._to_pixels(sample)
 
 
 class AsymmetricAutoencoderKL(VariationalAutoencoder):

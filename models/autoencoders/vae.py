@@ -7,6 +7,7 @@ at the lowest resolution, lie two residual blocks with attention over all pixels
 from collections.abc import Sequence
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from ..layers.attention import Attention
@@ -37,12 +38,20 @@ class _Level(nn.Module):
     """Residual blocks at one resolution, each with attention after it where the block's type says so."""
 
     def __init__(
-        self, in_channels: int, out_channels: int, *, layers: int, act_fn: str, groups: int, add_attention: bool
+        self,
+        in_channels: int,
+        out_channels: int,
+        *,
+        layers: int,
+        act_fn: str,
+        groups: int,
+        add_attention: bool,
+        overwrites_input: bool = False,
     ) -> None:
         super().__init__()
-        self.resnets = nn.ModuleList(
-            _resnet(out_channels if index else in_channels, out_channels, act_fn, groups) for index in range(layers)
-        )
+        first = _resnet(in_channels, out_channels, act_fn, groups, overwrites_input)
+        others = (_resnet(out_channels, out_channels, act_fn, groups) for _ in range(layers - 1))
+        self.resnets = nn.ModuleList([first, *others])
         attentions = [_attention(out_channels, groups) for _ in range(layers)] if add_attention else None
         self.attentions = None if attentions is None else nn.ModuleList(attentions)
 
@@ -71,7 +80,7 @@ class UpDecoderBlock2D(_Level):
 
     def __init__(self, in_channels: int, out_channels: int, *, upsample: bool, **level: object) -> None:
         super().__init__(in_channels, out_channels, **level)  # type: ignore[arg-type]
-        self.upsamplers = nn.ModuleList([Upsample2D(out_channels)]) if upsample else None
+        self.upsamplers = nn.ModuleList([Upsample2D(out_channels, in_strips=True)]) if upsample else None
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         hidden_states = super().forward(hidden_states)
@@ -115,7 +124,6 @@ class Encoder(nn.Module):
         last = block_out_channels[-1]
         self.mid_block = MidBlock2D(last, act_fn=act_fn, groups=norm_num_groups, add_attention=mid_block_add_attention)
         self.conv_norm_out = nn.GroupNorm(norm_num_groups, last, eps=_EPS)
-        self.conv_act = nn.SiLU()
         self.conv_out = nn.Conv2d(last, out_channels, 3, padding=1)
 
     def forward(self, sample: torch.Tensor) -> torch.Tensor:
@@ -123,7 +131,7 @@ class Encoder(nn.Module):
         for block in self.down_blocks:
             sample = block(sample)
         sample = self.mid_block(sample)
-        return self.conv_out(self.conv_act(self.conv_norm_out(sample)))
+        return self.conv_out(F.silu(self.conv_norm_out(sample), inplace=not torch.is_grad_enabled()))
 
 
 class Decoder(nn.Module):
@@ -162,22 +170,35 @@ class Decoder(nn.Module):
                 act_fn=act_fn,
                 groups=norm_num_groups,
                 add_attention=kind.startswith("Attn"),
+                overwrites_input=index > 0,  # it comes from an upsampler, and goes nowhere else
             )
             for index, (kind, channels) in enumerate(zip(up_block_types, widths, strict=True))
         )
         self.conv_norm_out = nn.GroupNorm(norm_num_groups, widths[-1], eps=_EPS)
-        self.conv_act = nn.SiLU()
         self.conv_out = nn.Conv2d(widths[-1], out_channels, 3, padding=1)
 
     def forward(self, sample: torch.Tensor) -> torch.Tensor:
         sample = self.mid_block(self.conv_in(sample))
         for block in self.up_blocks:
             sample = block(sample)
-        return self.conv_out(self.conv_act(self.conv_norm_out(sample)))
+        return self._to_pixels(sample)
+
+    def _to_pixels(self, sample: torch.Tensor) -> torch.Tensor:
+        return self.conv_out(F.silu(self.conv_norm_out(sample), inplace=not torch.is_grad_enabled()))
 
 
-def _resnet(in_channels: int, out_channels: int, act_fn: str, groups: int) -> ResnetBlock2D:
-    return ResnetBlock2D(in_channels, out_channels, temb_channels=None, groups=groups, eps=_EPS, non_linearity=act_fn)
+def _resnet(
+    in_channels: int, out_channels: int, act_fn: str, groups: int, overwrites_input: bool = False
+) -> ResnetBlock2D:
+    return ResnetBlock2D(
+        in_channels,
+        out_channels,
+        temb_channels=None,
+        groups=groups,
+        eps=_EPS,
+        non_linearity=act_fn,
+        overwrites_input=overwrites_input,
+    )
 
 
 def _attention(channels: int, groups: int) -> Attention:
