@@ -248,8 +248,8 @@ class Pipeline(PlacementMixin, PipelineSpeedMixin, ConfigMixin):
         """
         source = source_name(pretrained_model_name)
         index, hub = read_index(source, hub)
-        names = [name for name, value in index.items() if is_entry(value) and tuple(value) != ABSENT]
-        return fetch(source, names, WeightOptions(variant=variant, use_safetensors=use_safetensors), hub)[0]
+        parts = {name: value for name, value in index.items() if is_entry(value) and tuple(value) != ABSENT}
+        return fetch(source, parts, WeightOptions(variant=variant, use_safetensors=use_safetensors), hub)[0]
 
     def save_pretrained(
         self,

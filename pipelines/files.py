@@ -6,7 +6,10 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 
 _WEIGHTS = re.compile(r"(?:diffusion_pytorch_model|pytorch_model|model)(?P<middle>[.-].*)?\.(?P<kind>safetensors|bin)")
+_NUMBERED = re.compile(r"(?P<name>.+)_\d+")
 _SHARD = re.compile(r"-\d{5}-of-\d{5}")
+# Classes of components that lie in several folders, `controlnet`, `controlnet_1` and so on.
+IN_SEVERAL_FOLDERS = frozenset({"FluxMultiControlNetModel", "MultiControlNetModel"})
 # What tokenizers, processors and configs are made of. Never code, never weights of other frameworks.
 _SMALL_FILES = frozenset({".jinja", ".json", ".model", ".spm", ".txt"})
 
@@ -58,6 +61,12 @@ def by_component(files: Iterable[str], components: Collection[str]) -> dict[str,
         if rest and folder in found:
             found[folder].append(rest)
     return found
+
+
+def numbered_folders(files: Iterable[str], components: Collection[str]) -> set[str]:
+    """The folders that carry the name of a component and a number, such as `controlnet_1`."""
+    folders = {file.partition("/")[0] for file in files}
+    return {folder for folder in folders if (match := _NUMBERED.fullmatch(folder)) and match["name"] in components}
 
 
 def needed(files: Mapping[str, list[str]], variant: str | None, use_safetensors: bool | None) -> list[str]:

@@ -1,7 +1,7 @@
 """From a checkpoint to a pipeline: everything is checked first, then the components are loaded one by one."""
 
 import difflib
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -24,7 +24,7 @@ from ..offload.dtypes import parse_dtype
 from ..offload.layout import Layout, MapRequest
 from ..offload.loading import LoadOptions, build_without_weights, planned_bytes
 from .components import ABSENT, Entry, class_of, public, public_names, unwrap
-from .files import Weights, by_component, choose, needed, weights_in
+from .files import IN_SEVERAL_FOLDERS, Weights, by_component, choose, needed, numbered_folders, weights_in
 from .quantization import PipelineQuantizationConfig
 
 logger = get_logger(__name__)
@@ -127,7 +127,7 @@ def load(
 
     quantized = options.quantization.by_component(classes) if options.quantization else {}
 
-    folder, files = fetch(source, list(classes), options, hub)
+    folder, files = fetch(source, {name: entries[name] for name in classes}, options, hub)
     layout = _layout(cls, classes, given, folder, files, options, quantized)
     components: dict[str, Any] = dict.fromkeys(entries)
     for name in progress_bar(list(classes), desc="Loading components", leave=False):
@@ -389,16 +389,24 @@ def _check_dtypes(options: WeightOptions, components: Collection[str]) -> None:
 
 
 def fetch(
-    source: str, components: Collection[str], options: WeightOptions, hub: Mapping[str, Any]
+    source: str, components: Mapping[str, Sequence[str | None]], options: WeightOptions, hub: Mapping[str, Any]
 ) -> tuple[Path, dict[str, list[str]]]:
     """The folder that has the files of the components, after a download if need be, and their names.
+
+    Args:
+        source: a local folder or a repo id.
+        components: their entries in `model_index.json`, by name.
+        options: how the weights are read.
+        hub: the arguments of `hub.snapshot`.
 
     Raises:
         MissingFileError: if a component has no files, or none has the variant that is asked for.
     """
     folder = snapshot(source) if is_local(source) else None
+    listed: list[str] = []
     if folder is None:
-        files = by_component(list_files(source, **hub), components)
+        listed = list_files(source, **hub)
+        files = by_component(listed, components)
     else:
         files = {name: list_files(folder / name) if is_local(folder / name) else [] for name in components}
     absent = [name for name in components if not files[name]]
@@ -407,7 +415,9 @@ def fetch(
     _check_variant(source, files, options.variant)
     if folder is not None:
         return folder, files
-    wanted = needed(files, options.variant, options.use_safetensors)
+    several = [name for name, (_, made) in components.items() if made in IN_SEVERAL_FOLDERS]
+    further = by_component(listed, numbered_folders(listed, several))
+    wanted = needed({**files, **further}, options.variant, options.use_safetensors)
     folder = snapshot(source, allow_patterns=[INDEX_NAME, *wanted], **hub)
     return folder, by_component(wanted, components)
 

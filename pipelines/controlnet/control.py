@@ -33,10 +33,15 @@ class Control:
     end: Any
     pixels: list[torch.Tensor] = field(default_factory=list)
 
-    def check(self, count: int, controlnet: Any) -> None:
-        """Refuse what does not go with `count` ControlNets, and bring all to lists with an entry for each."""
+    def check(self, count: int, several: bool) -> None:
+        """Refuse what does not go with `count` ControlNets, and bring all to lists with an entry for each.
+
+        Args:
+            count: how many there are.
+            several: pictures come as a list with an entry for each, even if there is one only.
+        """
         if self.image is None:
-            raise ValueError("the control picture is missing: pass the picture that is to steer")
+            raise ValueError("the control picture is missing: pass the one that is to steer, image or control_image")
         names = {
             "scale": "controlnet_conditioning_scale",
             "start": "control_guidance_start",
@@ -53,14 +58,12 @@ class Control:
         for start, end in zip(self.start, self.end, strict=True):
             if start >= end:
                 raise ValueError(f"control_guidance_start={start} must be less than control_guidance_end={end}")
-        if isinstance(controlnet, MultiControlNetModel):
+        if several:
             if not isinstance(self.image, list | tuple) or len(self.image) != count:
                 raise ValueError(f"{count} ControlNets need a list of {count} control pictures, one for each")
             self.image = list(self.image)
         else:
             self.image = [self.image]
-        first = controlnet.nets[0] if isinstance(controlnet, MultiControlNetModel) else controlnet
-        self.guess_mode = bool(self.guess_mode or first.global_pool_conditions)
 
     def strengths(self, step: int, steps: int) -> list[float]:
         """The strength of each ControlNet at a step; 0 outside of its part of the way."""
@@ -101,7 +104,10 @@ class ControlMixin(PicturePipeline):
         net = self.controlnet
         if not isinstance(net, ControlNetModel | MultiControlNetModel):
             raise ValueError(f"this call needs a ControlNetModel as controlnet, not {type(net).__name__}")
-        call.state["control"].check(len(net.nets) if isinstance(net, MultiControlNetModel) else 1, net)
+        several, control = isinstance(net, MultiControlNetModel), call.state["control"]
+        nets = net.nets if several else [net]
+        control.check(len(nets), several)
+        control.guess_mode = bool(control.guess_mode or nets[0].global_pool_conditions)
         return batch
 
     def _prepare(self, call: Call, batch: int) -> None:

@@ -35,13 +35,18 @@ class UnderControl(FromNoise):
 
     def prepare(self, pipe: "PicturePipeline", call: Call, batch: int) -> None:
         super().prepare(pipe, call, batch)
-        if self.control_image is None:
+        self.pixels = self._read(pipe, self.control_image)
+
+    def _read(self, pipe: "PicturePipeline", image: Any) -> torch.Tensor:
+        """A picture as a tensor, one for each that is drawn."""
+        if image is None:
             raise ValueError("control_image is missing: pass the picture of edges or depths to follow")
-        pixels = pipe.image_processor.preprocess(self.control_image, self.height, self.width)
+        pixels = pipe.image_processor.preprocess(image, self.height, self.width)
         # One for each that is drawn, each with random numbers of its own in the encoder.
-        self.pixels = spread(pixels, self.count, batch, "control_image")
+        pixels = spread(pixels, self.count, self.batch, "control_image")
         if pixels.shape[1] != pipe.latent_channels:
             pipe._check_present("vae", remedy="pass latents as control_image")
+        return pixels
 
     def start(self, pipe: "PicturePipeline", steps: Steps) -> Tensors:
         control = self._image_latents(pipe, self.pixels)

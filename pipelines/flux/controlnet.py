@@ -1,6 +1,7 @@
-"""`FluxControlNetPipeline`: text to image, steered by a picture with a ControlNet."""
+"""`FluxControlNetPipeline`: text to image, steered by pictures with ControlNets."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -10,10 +11,12 @@ from diffusion_core.randomness import Generators
 
 from ...models.autoencoders.kl import AutoencoderKL
 from ...models.controlnet_flux import FluxControlNetModel
+from ...models.multi_controlnet import FluxMultiControlNetModel
 from ...models.transformers.flux import FluxTransformer2DModel
 from ...schedulers.base import Scheduler
 from ..callbacks import Callback
-from ..loop import Steps, check_scale, check_share
+from ..controlnet.control import Control
+from ..loop import Steps
 from ..picture import Call, Tensors
 from ..tasks import FromNoise
 from .base import LONGEST_TEXT, FluxAdapterBase, Prompts, refuse_image_prompts
@@ -33,27 +36,62 @@ if TYPE_CHECKING:
     from ..picture import PicturePipeline
 
 
+@dataclass
+class FluxControl(Control):
+    """`Control`, with the kind of each picture for ControlNets that know several."""
+
+    mode: Any = None
+
+    def check(self, count: int, several: bool) -> None:
+        super().check(count, several)
+        self.mode = list(self.mode) if isinstance(self.mode, list | tuple) else [self.mode] * count
+        if len(self.mode) != count:
+            raise ValueError(f"control_mode has {len(self.mode)} entries for {count} ControlNets: pass one for each")
+
+    def check_modes(self, nets: list[FluxControlNetModel]) -> None:
+        """Refuse kinds that a ControlNet does not know."""
+        for net, mode in zip(nets, self.mode, strict=True):
+            known = net.config.num_mode
+            if known is None and mode is not None:
+                raise ValueError(f"control_mode={mode!r} must be None: this ControlNet knows one kind of pictures")
+            if known is not None and (not isinstance(mode, int) or not 0 <= mode < known):
+                raise ValueError(f"control_mode={mode!r} must be a whole number from 0 to {known - 1}")
+
+
 class Steered(UnderControl):
-    """`UnderControl`, for a ControlNet that reads latents of the picture, or its pixels."""
+    """`UnderControl`, for ControlNets that read latents of a picture each, or its pixels."""
+
+    several: list[torch.Tensor]
+
+    def prepare(self, pipe: "PicturePipeline", call: Call, batch: int) -> None:
+        FromNoise.prepare(self, pipe, call, batch)
+        self.several = [self._read(pipe, image) for image in call.state["control"].image]
 
     def start(self, pipe: "PicturePipeline", steps: Steps) -> Tensors:
-        net: Any = pipe.components["controlnet"]
-        if net.input_hint_block is None:
-            return super().start(pipe, steps)
-        pixels = self.pixels.to(pipe._execution_device, net.dtype)
-        return {"control_image": pixels, **FromNoise.start(self, pipe, steps)}
+        controlnet = pipe.components["controlnet"]
+        pictures = [
+            self._image_latents(pipe, pixels)
+            if net.input_hint_block is None
+            else pixels.to(pipe._execution_device, net.dtype)
+            for net, pixels in zip(nets_for(controlnet, len(self.several)), self.several, strict=True)
+        ]
+        control = pictures if isinstance(controlnet, FluxMultiControlNetModel) else pictures[0]
+        return {"control_image": control, **FromNoise.start(self, pipe, steps)}
+
+
+def nets_for(controlnet: Any, pictures: int) -> list[FluxControlNetModel]:
+    """The ControlNet for each picture: a single one, also as a list of one, serves for all."""
+    nets = list(controlnet.nets) if isinstance(controlnet, FluxMultiControlNetModel) else [controlnet]
+    return nets * pictures if len(nets) == 1 else nets
 
 
 class FluxControlNetPipeline(FluxAdapterBase):
-    """Draws pictures that a ControlNet steers by another one, such as edges or a pose (Zhang et al. 2023).
+    """Draws pictures that ControlNets steer by others, such as edges or a pose (Zhang et al. 2023).
 
     Args:
-        controlnet: what steers.
+        controlnet: what steers, or a list of several that steer together.
         scheduler, vae, text_encoder, tokenizer, text_encoder_2, tokenizer_2, transformer: as for `FluxPipeline`.
         image_encoder, feature_extractor: likewise.
-
-    Raises:
-        TypeError: if `controlnet` is a list: one ControlNet is taken.
     """
 
     _callback_tensor_inputs: ClassVar[list[str]] = ["latents", "prompt_embeds", "control_image"]
@@ -67,12 +105,11 @@ class FluxControlNetPipeline(FluxAdapterBase):
         text_encoder_2: "T5EncoderModel",
         tokenizer_2: "T5Tokenizer",
         transformer: FluxTransformer2DModel,
-        controlnet: FluxControlNetModel,
+        controlnet: FluxControlNetModel | Sequence[FluxControlNetModel] | FluxMultiControlNetModel,
         image_encoder: "CLIPVisionModelWithProjection | None" = None,
         feature_extractor: "CLIPImageProcessor | None" = None,
     ) -> None:
-        if isinstance(controlnet, list | tuple):
-            raise TypeError("controlnet is a list, but FluxControlNetPipeline takes one FluxControlNetModel")
+        several = isinstance(controlnet, list | tuple)
         super().__init__(
             scheduler,
             vae,
@@ -84,7 +121,7 @@ class FluxControlNetPipeline(FluxAdapterBase):
             image_encoder,
             feature_extractor,
         )
-        self.register_modules(controlnet=controlnet)
+        self.register_modules(controlnet=FluxMultiControlNetModel(controlnet) if several else controlnet)
 
     def __call__(
         self,
@@ -98,11 +135,11 @@ class FluxControlNetPipeline(FluxAdapterBase):
         num_inference_steps: int = 28,
         sigmas: Sequence[float] | None = None,
         guidance_scale: float = 7.0,
-        control_guidance_start: float = 0.0,
-        control_guidance_end: float = 1.0,
-        control_image: "ImageInput | None" = None,
-        control_mode: int | None = None,
-        controlnet_conditioning_scale: float = 1.0,
+        control_guidance_start: float | list[float] = 0.0,
+        control_guidance_end: float | list[float] = 1.0,
+        control_image: "ImageInput | list[Any] | None" = None,
+        control_mode: int | list[int | None] | None = None,
+        controlnet_conditioning_scale: float | list[float] = 1.0,
         num_images_per_prompt: int = 1,
         generator: Generators | None = None,
         latents: torch.Tensor | None = None,
@@ -127,9 +164,11 @@ class FluxControlNetPipeline(FluxAdapterBase):
 
         Args:
             control_guidance_start, control_guidance_end: from which share of the steps to which it steers, 0 to 1.
-            control_image: one picture for all, or one for each prompt; brought to `height` and `width`.
+            control_image: one picture for all, or one for each prompt; brought to `height` and `width`. With several
+                ControlNets a list of such, one for each of them; with a list of one ControlNet any number.
             control_mode: which kind of picture it is, for a ControlNet that knows several ("union").
-            controlnet_conditioning_scale: how strongly it steers.
+            controlnet_conditioning_scale: how strongly it steers. This and the two above can be lists, with an entry
+                for each picture that steers.
 
         Raises:
             ValueError: for an argument that makes no sense; it is named, and no model has been called.
@@ -146,12 +185,14 @@ class FluxControlNetPipeline(FluxAdapterBase):
             negative_pooled_prompt_embeds=negative_pooled_prompt_embeds,
             max_sequence_length=max_sequence_length,
         )
-        control = {
-            "control_guidance_start": control_guidance_start,
-            "control_guidance_end": control_guidance_end,
-            "control_mode": control_mode,
-            "controlnet_conditioning_scale": controlnet_conditioning_scale,
-        }
+        control = FluxControl(
+            control_image,
+            controlnet_conditioning_scale,
+            guess_mode=False,
+            start=control_guidance_start,
+            end=control_guidance_end,
+            mode=control_mode,
+        )
         call = Call(
             prompts,
             Steered(control_image, height, width, latents),
@@ -162,7 +203,10 @@ class FluxControlNetPipeline(FluxAdapterBase):
             return_dict=return_dict,
             callback_on_step_end=callback_on_step_end,
             callback_on_step_end_tensor_inputs=callback_on_step_end_tensor_inputs,
-            state={**self._state(prompts, guidance_scale, true_cfg_scale, joint_attention_kwargs), **control},
+            state={
+                **self._state(prompts, guidance_scale, true_cfg_scale, joint_attention_kwargs),
+                "control": control,
+            },
         )
         refuse_image_prompts(
             ip_adapter_image, ip_adapter_image_embeds, negative_ip_adapter_image, negative_ip_adapter_image_embeds
@@ -170,44 +214,41 @@ class FluxControlNetPipeline(FluxAdapterBase):
         return self._draw(call)
 
     def _check(self, call: Call) -> int:
-        batch, state = super()._check(call), call.state
+        batch, net = super()._check(call), self.controlnet
         self._check_present("controlnet", remedy="pass controlnet, or use FluxPipeline")
-        check_scale("controlnet_conditioning_scale", state["controlnet_conditioning_scale"])
-        names = ("control_guidance_start", "control_guidance_end")
-        for name in names:
-            check_share(name, state[name])
-        start, end = (state[name] for name in names)
-        if start >= end:
-            raise ValueError(f"control_guidance_start={start} must be less than control_guidance_end={end}")
-        modes, mode = self.controlnet.config.num_mode, state["control_mode"]
-        if modes is None and mode is not None:
-            raise ValueError(f"control_mode={mode!r} must be None: this ControlNet knows one kind of pictures")
-        if modes is not None and (not isinstance(mode, int) or not 0 <= mode < modes):
-            raise ValueError(f"control_mode={mode!r} must be a whole number from 0 to {modes - 1}")
+        if not isinstance(net, FluxControlNetModel | FluxMultiControlNetModel):
+            raise ValueError(f"this call needs a FluxControlNetModel as controlnet, not {type(net).__name__}")
+        control, several = call.state["control"], isinstance(net, FluxMultiControlNetModel)
+        listed = several and isinstance(control.image, list | tuple)
+        nets = nets_for(net, len(control.image) if listed else 1)
+        control.check(len(nets), several)
+        control.check_modes(nets)
         return batch
 
     def _constants(self, call: Call, tensors: Tensors) -> Tensors:
         count, device = len(tensors["latents"]), self._execution_device
-        config, mode = self.controlnet.config, self.control_mode
-        scales = torch.full((count,), self.guidance_scale, device=device) if config.guidance_embeds else None
+        modes = [
+            None if mode is None else torch.full((count, 1), mode, device=device) for mode in call.state["control"].mode
+        ]
+        takes_scale = nets_for(self.controlnet, 1)[0].config.guidance_embeds
         return {
             **super()._constants(call, tensors),
-            "control_mode": None if mode is None else torch.full((count, 1), mode, device=device),
-            "control_guidance": scales,
+            "control_mode": modes if isinstance(self.controlnet, FluxMultiControlNetModel) else modes[0],
+            "control_guidance": torch.full((count,), self.guidance_scale, device=device) if takes_scale else None,
         }
 
     def _residuals(self, index: int, given: Tensors, tensors: Tensors) -> Tensors:
-        steps = self.num_timesteps
-        if index / steps < self.control_guidance_start or (index + 1) / steps > self.control_guidance_end:
+        strengths = self.control.strengths(index, self.num_timesteps)
+        if not any(strengths):
             return {}
         blocks, singles = self.controlnet(
             **{**given, "guidance": tensors["control_guidance"]},
             controlnet_cond=tensors["control_image"],
             controlnet_mode=tensors["control_mode"],
-            conditioning_scale=self.controlnet_conditioning_scale,
+            conditioning_scale=strengths if isinstance(self.controlnet, FluxMultiControlNetModel) else strengths[0],
         )
         return {
             "controlnet_block_samples": blocks,
             "controlnet_single_block_samples": singles,
-            "controlnet_blocks_repeat": self.controlnet.input_hint_block is not None,
+            "controlnet_blocks_repeat": nets_for(self.controlnet, 1)[0].input_hint_block is not None,
         }

@@ -129,6 +129,42 @@ def test_download_refuses_a_variant_that_is_nowhere(hub: FakeHub) -> None:
         Pipeline.download("owner/name", variant="bf16")
 
 
+@pytest.mark.parametrize("several", ["MultiControlNetModel", "FluxMultiControlNetModel", "ControlNetModel"])
+def test_download_takes_each_folder_of_several_controlnets(hub: FakeHub, several: str) -> None:
+    """And none of a component that only has a number in its name."""
+    hub.index = f'{{"controlnet": ["diffusers", "{several}"], "text_encoder": ["transformers", "CLIPTextModel"]}}'
+    parts = ("controlnet", "controlnet_1", "controlnet_10", "controlnet_old", "text_encoder", "text_encoder_2")
+    hub.files = [f"{part}/{name}" for part in parts for name in PLAIN]
+    folder = Pipeline.download("owner/name")
+    further = {"controlnet_1", "controlnet_10"} if several.startswith(("Multi", "FluxMulti")) else set()
+    assert {each.name for each in folder.iterdir() if each.is_dir()} == {"controlnet", "text_encoder"} | further
+    for part in further:
+        assert sorted(each.name for each in (folder / part).iterdir()) == PLAIN[:2]
+
+
+def test_pipelines_fetch_each_folder_of_several_controlnets(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is given by name, or absent from the class, is not fetched."""
+    asked: list[str] = []
+
+    def stop(repo: str, *, allow_patterns: list[str], **_: Any) -> Path:
+        asked.extend(allow_patterns)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("diffusion_core.pipelines.loading.snapshot", stop)
+    hub.index = (
+        '{"_class_name": "StableDiffusionControlNetPipeline", "unet": ["diffusers", "UNet2DConditionModel"], '
+        '"vae": ["diffusers", "AutoencoderKL"], "scheduler": ["diffusers", "DDIMScheduler"], '
+        '"controlnet": ["diffusers", "MultiControlNetModel"], "text_encoder_2": ["transformers", "CLIPTextModel"]}'
+    )
+    parts = ("unet", "vae", "scheduler", "controlnet", "controlnet_1", "text_encoder_2")
+    hub.files = [f"{part}/{name}" for part in parts for name in PLAIN]
+    given = {"safety_checker": None, "feature_extractor": None, "text_encoder": None, "tokenizer": None, "vae": None}
+    with pytest.raises(KeyboardInterrupt):
+        Pipeline.from_pretrained("owner/name", **given)
+    folders = {name.partition("/")[0] for name in asked if "/" in name}
+    assert folders == {"unet", "scheduler", "controlnet", "controlnet_1"}
+
+
 def test_download_of_a_folder_returns_it(tmp_path: Path) -> None:
     (tmp_path / "model_index.json").write_text('{"_class_name": "X"}')
     assert Pipeline.download(tmp_path) == tmp_path

@@ -26,6 +26,7 @@ def test_levels_are_even_and_each_scheduler_gets_what_it_takes() -> None:
     assert flow_schedule(FlowMatchEulerDiscreteScheduler(), 4, 256, sigmas=[0.9, 0.1])["sigmas"] == [0.9, 0.1]
     own = UniPCMultistepScheduler(use_flow_sigmas=True, prediction_type="flow_prediction")
     assert flow_schedule(own, 4, 256)["sigmas"] is None
+    assert flow_schedule(own, 4, 256, always=True)["sigmas"] == [1.0, 0.75, 0.5, 0.25]
 
 
 @pytest.mark.parametrize("count", [0, None, 1.5])
