@@ -72,13 +72,18 @@ def to_vae_scale(vae: Any, latents: torch.Tensor) -> torch.Tensor:
 
 
 def _mean_and_scale(vae: Any, latents: torch.Tensor) -> tuple[Any, Any]:
-    """What the config says: a shift and a factor, or a mean and a deviation for each channel besides."""
+    """What the config says: a shift and a factor, or a mean and a deviation for each channel besides.
+
+    Some autoencoders keep the latter with their weights.
+    """
     config = vae.config
     mean, scale = config.get("shift_factor") or 0.0, config.get("scaling_factor") or 1.0
-    if config.get("latents_mean") is not None and config.get("latents_std") is not None:
+    names = ("latents_mean", "latents_std")
+    kept = [config[name] if config.get(name) is not None else getattr(vae, name, None) for name in names]
+    if all(each is not None for each in kept):
         axes = (1, -1, *[1] * (latents.ndim - 2))
         placed = {"device": latents.device, "dtype": latents.dtype}
-        mean, deviation = (torch.tensor(config[key], **placed).view(axes) for key in ("latents_mean", "latents_std"))
+        mean, deviation = (torch.as_tensor(each, **placed).view(axes) for each in kept)
         scale = scale / deviation
     return mean, scale
 
@@ -123,6 +128,7 @@ def decode_latents(
     *,
     generator: Generators | None = None,
     upcast: bool = False,
+    scaled: bool = False,
     **conditions: Any,
 ) -> torch.Tensor:
     """Latents at the denoiser's scale to pictures.
@@ -132,6 +138,7 @@ def decode_latents(
         latents: shape (N, channels, h, w).
         generator: handed to the decoder, which some make use of.
         upcast: compute in float32 from the start where the autoencoder is in float16.
+        scaled: `latents` are at the autoencoder's scale already, see `to_vae_scale`.
         conditions: what else the decoder takes, such as `image` and `mask`.
 
     Returns:
@@ -146,7 +153,8 @@ def decode_latents(
         given = {name: value.to(values.dtype) for name, value in conditions.items()}
         return vae.decode(values, return_dict=False, generator=generator, **given)[0]
 
-    return _with_range(vae, decoded, to_vae_scale(vae, latents), "picture", upcast, generator)
+    latents = latents if scaled else to_vae_scale(vae, latents)
+    return _with_range(vae, decoded, latents, "picture", upcast, generator)
 
 
 def _with_range(

@@ -114,6 +114,8 @@ class PicturePipeline(Pipeline):
     _draws_packed: ClassVar[bool] = False
     # The axis of packed latents along which a task adds channels.
     _channel_axis: ClassVar[int] = 1
+    # Pixels for each latent along one side, for a pipeline that never had an autoencoder.
+    _usual_scale: ClassVar[int] = 8
 
     # ---- sizes ----
 
@@ -126,7 +128,9 @@ class PicturePipeline(Pipeline):
     def vae_scale_factor(self) -> int:
         """Pixels for each latent along one side: the autoencoder's, or what the config kept of it."""
         vae = self.__dict__.get("vae")
-        return super().config.get("vae_scale_factor", 8) if vae is None else vae.spatial_compression_ratio
+        return (
+            super().config.get("vae_scale_factor", self._usual_scale) if vae is None else vae.spatial_compression_ratio
+        )
 
     @property
     def config(self) -> FrozenDict:
@@ -137,6 +141,11 @@ class PicturePipeline(Pipeline):
     def latent_channels(self) -> int:
         """Channels of the latents, which the denoiser's output has; its input may have more."""
         return self.denoiser.config.out_channels
+
+    @property
+    def latents_dtype(self) -> torch.dtype:
+        """What the steps are computed in: the denoiser's dtype, unless the family keeps more digits."""
+        return self.denoiser.dtype
 
     @property
     def size_multiple(self) -> int:

@@ -78,7 +78,7 @@ class Task:
 
     def _noise(self, pipe: "PicturePipeline", latents: torch.Tensor | None = None) -> torch.Tensor:
         """Packed noise of deviation 1 for all pictures, or `latents` in its place."""
-        placed = {"device": pipe._execution_device, "dtype": pipe.denoiser.dtype}
+        placed = {"device": pipe._execution_device, "dtype": pipe.latents_dtype}
         if latents is not None:
             return latents.to(**placed)
         shape = pipe._latent_shape(self.batch, *self.size)
@@ -99,7 +99,7 @@ class Task:
         if pixels.shape[1] != pipe.latent_channels:
             pixels = self._encoded(pipe, pixels)
         pixels = spread(pixels, self.count, self.batch, "image")
-        return pipe._pack(pixels.to(pipe._execution_device, pipe.denoiser.dtype))
+        return pipe._pack(pixels.to(pipe._execution_device, pipe.latents_dtype))
 
 
 class FromNoise(Task):
