@@ -15,7 +15,7 @@ _SINGLE_FILE = (
     "files that hold a whole pipeline are not read. Convert the file once to a folder, with `from_single_file(...)` "
     "and `save_pretrained(folder)` of diffusers, and use `from_pretrained(folder)`"
 )
-_KERNEL = "its kernel is not used; `set_attention_backend(name)` chooses one of torch's"
+_KERNEL = "the kernel is chosen by `set_attention_backend(name)`, here with '_native_npu' or '_native_xla'"
 
 MODEL: dict[str, str] = {
     **dict.fromkeys(

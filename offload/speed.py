@@ -78,18 +78,23 @@ class SpeedMixin:
         self._change_attention(slice_size=slice_size)
 
     def enable_xformers_memory_efficient_attention(self, attention_op: Any = None) -> None:
-        """Accepted for code that wants little memory: torch's own kernels need no more than those of xFormers.
+        """Use xFormers where it is installed and can compute this model; torch's kernels need as little memory.
 
         Raises:
             ValueError: if `attention_op`, an operator of xFormers, is given.
         """
         if attention_op is not None:
-            raise ValueError("attention_op: xFormers is not used; choose a kernel with set_attention_backend(name)")
-        logger.info("attention is computed by torch's fused kernels; xFormers is not used")
-        self.reset_attention_backend()
+            raise ValueError("attention_op is not taken; xFormers chooses among its operators by itself")
+        try:
+            self.set_attention_backend("xformers")
+        except (ImportError, ValueError) as error:
+            logger.info("%s: torch's fused kernels compute, with as little memory", error)
+            self.reset_attention_backend()
 
     def disable_xformers_memory_efficient_attention(self) -> None:
-        """Undo `enable_xformers_memory_efficient_attention`, which changes nothing by itself."""
+        """Undo `enable_xformers_memory_efficient_attention`."""
+        if any(layer.attention_settings.backend == "xformers" for layer in self._attending().values()):
+            self.reset_attention_backend()
 
     @property
     def attn_processors(self) -> dict[str, AttentionSettings]:
@@ -143,21 +148,33 @@ class SpeedMixin:
             ValueError: if no layer of the model can do so, or weights are quantised already. Nothing is changed then.
             PlacementError: under a memory mode or layerwise casting; enable those afterwards.
         """
-        layers = [part for part in self._itself.modules() if hasattr(part, "fuse_projections")]
+        for layer in self._checked_fusing():
+            layer.fuse_projections()
+
+    def _checked_fusing(self) -> list[Any]:
+        """The layers that can be fused, of which is known that nothing is in the way."""
+        layers = self._fusing()
         if not layers:
             raise ValueError(f"{type(self).__name__} has no attention layers whose projections can be fused")
         self._refuse_while_placed("fuse_qkv_projections")
         for layer in layers:
             layer.check_fusing()
-        for layer in layers:
-            layer.fuse_projections()
+        return layers
+
+    def _fusing(self) -> list[Any]:
+        return [part for part in self._itself.modules() if hasattr(part, "fuse_projections")]
 
     def unfuse_qkv_projections(self) -> None:
-        """Undo `fuse_qkv_projections`. Without it there is nothing to do."""
-        self._refuse_while_placed("unfuse_qkv_projections")
-        for layer in self._itself.modules():
-            if hasattr(layer, "unfuse_projections"):
-                layer.unfuse_projections()
+        """Undo `fuse_qkv_projections`. Without it there is nothing to do.
+
+        Raises:
+            PlacementError: under a memory mode or layerwise casting, which are to be disabled first.
+        """
+        fused = [layer for layer in self._fusing() if layer._fused]
+        if fused:
+            self._refuse_while_placed("unfuse_qkv_projections")
+        for layer in fused:
+            layer.unfuse_projections()
 
     def _refuse_while_placed(self, method: str) -> None:
         placement = placement_of(self._itself)

@@ -95,7 +95,7 @@ class PipelineSpeedMixin:
             model.reset_attention_backend()
 
     def enable_xformers_memory_efficient_attention(self, attention_op: Any = None) -> None:
-        """Accepted for code that wants little memory: torch's own kernels need no more than those of xFormers.
+        """Use xFormers where it is installed and can compute a model; torch's kernels need as little memory.
 
         Raises:
             ValueError: if `attention_op`, an operator of xFormers, is given.
@@ -104,7 +104,9 @@ class PipelineSpeedMixin:
             model.enable_xformers_memory_efficient_attention(attention_op)
 
     def disable_xformers_memory_efficient_attention(self) -> None:
-        """Undo `enable_xformers_memory_efficient_attention`, which changes nothing by itself."""
+        """Undo `enable_xformers_memory_efficient_attention`."""
+        for model in self._fast().values():
+            model.disable_xformers_memory_efficient_attention()
 
     # ---- caches ----
 
@@ -133,20 +135,28 @@ class PipelineSpeedMixin:
         """Compute queries, keys and values of each attention layer in one multiplication.
 
         Args:
-            unet: in the UNet.
+            unet: in the denoiser, be it a UNet or a transformer, and what steers it.
             vae: in the autoencoder.
 
         Raises:
-            ValueError: if there is no such component, or it cannot do so.
-            PlacementError: under a memory mode or layerwise casting; enable those afterwards.
+            ValueError: if none of them has layers that can do so, or weights are quantised already. Nothing is
+                changed then.
+            PlacementError: under a memory mode or layerwise casting; enable those afterwards. Nothing is changed then.
         """
-        for model in self._named(unet=unet, vae=vae):
+        able = {name: model for name, model in self._fast().items() if (vae if name == "vae" else unet)}
+        able = {name: model for name, model in able.items() if model._fusing()}
+        if not able:
+            raise ValueError(f"{type(self).__name__} has no attention layers of this kind that can be fused")
+        for model in able.values():
+            model._checked_fusing()
+        for model in able.values():
             model.fuse_qkv_projections()
 
     def unfuse_qkv_projections(self, unet: bool = True, vae: bool = True) -> None:
         """Undo `fuse_qkv_projections`. Without it there is nothing to do."""
-        for model in self._named(unet=unet, vae=vae):
-            model.unfuse_qkv_projections()
+        for name, model in self._fast().items():
+            if vae if name == "vae" else unet:
+                model.unfuse_qkv_projections()
 
     def enable_freeu(self, s1: float, s2: float, b1: float, b2: float) -> None:
         """Weigh features and skips of the UNet against each other; see `UNet2DConditionModel.enable_freeu`.

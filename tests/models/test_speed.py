@@ -1,6 +1,8 @@
 """Switches of how models compute: attention in slices and by kernel, fused projections, compilation by block."""
 
+import copy
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +12,15 @@ from torch import nn
 
 import diffusion_core
 import diffusion_core.models as models
-from diffusion_core.errors import PlacementError, UnsupportedError
+from diffusion_core.errors import MissingPackageError, PlacementError, UnsupportedError
 from diffusion_core.models.attention_processor import AttnProcessor, AttnProcessor2_0, SlicedAttnProcessor
 from diffusion_core.models.base import Model
 from diffusion_core.models.layers.attention import Attention
 from diffusion_core.models.layers.joint_attention import JointAttention
+from diffusion_core.offload import attention as dispatch
 from diffusion_core.offload.attention import DEFAULT, AttentionSettings, attention
+from diffusion_core.offload.attention_backends import BACKENDS
+from tests.offload.fake_kernels import installed
 from tests.pipelines import tiny
 
 SLICES = ["auto", "max", 1, 2, 3, 100]
@@ -109,13 +114,86 @@ def test_a_kernel_belongs_to_the_model(unet: Any, inputs: tuple[Any, ...]) -> No
     assert set(unet.attn_processors.values()) == {AttentionSettings(slice_size=1)}
 
 
-def test_xformers_is_accepted(unet: Any, inputs: tuple[Any, ...]) -> None:
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("native2", "no attention backend 'native2'; choose of native, "),
+        ("_native_cudnn", "'_native_cudnn' cannot compute this model: it runs on cuda, not on cpu"),
+        ("flash", "'flash': flash-attn is not installed; install it with `pip install flash-attn`"),
+        ("sage", "'sage': sageattention is not installed"),
+        ("flash_hub", "'flash_hub': kernels is not installed"),
+    ],
+)
+def test_what_does_not_work_is_refused_when_it_is_set(unet: Any, name: str, message: str) -> None:
+    """Case 151: with the reference, some of these surface in the middle of a run."""
+    with pytest.raises((ValueError, MissingPackageError), match=re.escape(message)):
+        unet.set_attention_backend(name)
+    assert set(unet.attn_processors.values()) == {DEFAULT}
+
+
+def test_heads_and_dtypes_are_checked_when_it_is_set(unet: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """Case 148."""
+    sizes = {layer.dim_head for layer in unet._attending().values()}
+    with installed(), pytest.MonkeyPatch.context() as patch:
+        flash = BACKENDS["flash"]
+
+        def only(**limits: Any) -> None:
+            patch.setitem(BACKENDS, "flash", replace(flash, **limits))
+
+        only(dtypes=(torch.float16, torch.bfloat16))
+        with pytest.raises(ValueError, match="cannot compute this model: it takes float16 and bfloat16, not float32"):
+            unet.set_attention_backend("flash")
+        only(head_sizes=min(sizes) - 1)
+        with pytest.raises(ValueError, match=f"it takes heads of up to {min(sizes) - 1}, not"):
+            unet.set_attention_backend("flash")
+        assert set(unet.attn_processors.values()) == {DEFAULT}
+        unet.mid_block.attentions[0].transformer_blocks[0].attn1.dim_head = 99
+        only(head_sizes=98)
+        with pytest.raises(ValueError, match=r"cannot compute heads of 99 .*strict=False"):
+            unet.set_attention_backend("flash", strict=True)
+        with caplog.at_level("WARNING"):
+            unet.set_attention_backend("flash")
+    assert "cannot compute heads of 99 in UNet2DConditionModel: torch does" in caplog.text
+
+
+def test_a_device_that_the_model_may_move_to_will_do(unet: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dispatch, "_is_there", lambda device: device == "cuda")
+    unet.set_attention_backend("_native_efficient")
+    assert {each.backend for each in unet.attn_processors.values()} == {"_native_efficient"}
+
+
+def test_a_copy_attends_as_the_model_does_and_then_by_itself(unet: Any) -> None:
+    unet.set_attention_backend("chunked", max_bytes=12345)
+    other = copy.deepcopy(unet)
+    unet.reset_attention_backend()
+    assert {(each.backend, each.max_bytes) for each in other.attn_processors.values()} == {("chunked", 12345)}
+    with pytest.raises(ValueError, match="max_bytes=-1"):
+        unet.set_attention_backend("chunked", max_bytes=-1)
+
+
+def test_xformers_is_used_where_it_is_there(unet: Any, inputs: tuple[Any, ...]) -> None:
     whole = run(unet, inputs)
     unet.enable_xformers_memory_efficient_attention()
     assert torch.equal(run(unet, inputs), whole)
     unet.disable_xformers_memory_efficient_attention()
     with pytest.raises(ValueError, match="attention_op"):
         unet.enable_xformers_memory_efficient_attention(attention_op=object())
+    with installed() as calls:
+        unet.enable_xformers_memory_efficient_attention()
+        assert torch.allclose(run(unet, inputs), whole, atol=1e-5)
+        assert set(calls.names) == {"memory_efficient_attention"}
+        unet.disable_xformers_memory_efficient_attention()
+        assert torch.equal(run(unet, inputs), whole)
+
+
+def test_masks_of_prompts_are_packed_by_every_model_that_takes_them(unet: Any, inputs: tuple[Any, ...]) -> None:
+    mask = torch.tensor([[1] * 9, [1] * 4 + [0] * 5])
+    whole = run(unet, inputs, encoder_attention_mask=mask)
+    with installed() as calls:
+        unet.set_attention_backend("flash", strict=True)
+        assert torch.allclose(run(unet, inputs, encoder_attention_mask=mask), whole, atol=1e-5)
+        packed = [arguments for name, arguments in calls if name == "flash_attn_varlen_func"]
+        assert packed and all(each["cu_seqlens_k"].tolist() == [0, 9, 13] for each in packed)
 
 
 # ---- processors ----
@@ -190,7 +268,22 @@ def test_weights_that_are_placed_or_cast_are_not_fused(unet: Any) -> None:
     unet.enable_layerwise_casting()
     with pytest.raises(PlacementError, match="disable_layerwise_casting"):
         unet.fuse_qkv_projections()
+    unet.unfuse_qkv_projections()
     assert "to_qkv" not in str(unet.state_dict().keys())
+
+
+def test_projections_that_are_something_else_are_not_fused(unet: Any) -> None:
+    class Wrapped(nn.Linear):
+        pass
+
+    last = list(unet._attending().values())[-1]
+    last.to_v = Wrapped(last.to_v.in_features, last.to_v.out_features, bias=False)
+    with pytest.raises(ValueError, match="fused before they become Wrapped"):
+        unet.fuse_qkv_projections()
+    last.to_v = nn.Linear(last.to_v.in_features, last.to_v.out_features, bias=False, dtype=torch.float16)
+    with pytest.raises(ValueError, match="to_k, to_v differ in dtype"):
+        unet.fuse_qkv_projections()
+    assert "to_qkv" not in str([name for name, _ in unet.named_modules()])
 
 
 def test_fused_weights_can_be_placed(unet: Any, inputs: tuple[Any, ...]) -> None:
