@@ -1,4 +1,4 @@
-"""The command line, `diffusion-core`: draw pictures, look into checkpoints, convert them."""
+"""The command line, `diffusion-core`: draw pictures and films, look into checkpoints, convert them."""
 
 import os
 import sys
@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 EMBEDDED = "shapes"
+PICTURES = (".png", ".jpg", ".jpeg", ".webp")
+FILMS = (".mp4", ".gif", ".mov", ".mkv", ".webm")
 # Short names that people know from other programs.
 SCHEDULERS = {
     "ddim": "DDIMScheduler",
@@ -34,7 +36,7 @@ SCHEDULERS = {
 
 app = typer.Typer(
     name="diffusion-core",
-    help="Diffusion models on the machine you have: a prompt and a checkpoint folder become a picture.",
+    help="Diffusion models on the machine you have: a prompt and a checkpoint folder become a picture or a film.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode="markdown",
@@ -45,6 +47,20 @@ Model = Annotated[
     str,
     typer.Option("--model", "-m", help="Folder or Hub repository in the Hub layout; `shapes` is the embedded model."),
 ]
+Output = Annotated[
+    Path | None,
+    typer.Option(
+        "--output",
+        "-o",
+        help="File to write; its ending says the format. `picture.png` by default, `film.mp4` for films.",
+        show_default=False,
+    ),
+]
+Side = Annotated[int | None, typer.Option(min=1, help="Pixels; the model's own size when left out.")]
+Sampler = Annotated[
+    str | None, typer.Option(help=f"Sampler: {', '.join(SCHEDULERS)}, or a class name.", show_default=False)
+]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show results and errors only.")]
 
 
 @app.command(
@@ -52,86 +68,80 @@ Model = Annotated[
     "--seed 7 --output picture.png`"
 )
 def generate(
-    prompt: Annotated[str, typer.Argument(help="What the picture shows.")],
+    prompt: Annotated[str, typer.Argument(help="What the picture or film shows.")],
     model: Model = EMBEDDED,
-    output: Annotated[Path, typer.Option("--output", "-o", help="File to write; its ending says the format.")] = Path(
-        "picture.png"
-    ),
+    output: Output = None,
     negative_prompt: Annotated[str | None, typer.Option(help="What to keep out of the picture.")] = None,
     steps: Annotated[int | None, typer.Option(min=1, help="Denoising steps; more is slower and finer.")] = None,
     guidance_scale: Annotated[
         float | None, typer.Option(help="How closely to follow the prompt; 1 switches guidance off.")
     ] = None,
-    scheduler: Annotated[
-        str | None, typer.Option(help=f"Sampler: {', '.join(SCHEDULERS)}, or a class name.", show_default=False)
-    ] = None,
+    scheduler: Sampler = None,
     seed: Annotated[
         int | None, typer.Option(min=0, help="Same seed, same picture. Drawn at random and printed when left out.")
     ] = None,
     num_images: Annotated[
-        int, typer.Option(min=1, help="How many pictures, of seeds SEED, SEED+1, ...; more than one also make a grid.")
+        int, typer.Option(min=1, help="How many, of seeds SEED, SEED+1, ...; several pictures also make a grid.")
     ] = 1,
-    height: Annotated[int | None, typer.Option(min=1, help="Pixels; the model's own size when left out.")] = None,
-    width: Annotated[int | None, typer.Option(min=1, help="Pixels; the model's own size when left out.")] = None,
-    image: Annotated[str | None, typer.Option(help="Start from this picture (file or address).")] = None,
+    height: Side = None,
+    width: Side = None,
+    num_frames: Annotated[
+        int | None, typer.Option(min=1, help="Films: how many frames; the model's own number when left out.")
+    ] = None,
+    fps: Annotated[
+        float | None, typer.Option(help="Films: frames a second; the model's own rate when left out.")
+    ] = None,
+    image: Annotated[
+        str | None, typer.Option(help="Start from this picture (file or address); a film's first frame.")
+    ] = None,
     mask: Annotated[str | None, typer.Option(help="With --image: redraw only where this picture is white.")] = None,
+    video: Annotated[str | None, typer.Option(help="Films: start from this film (file or address).")] = None,
     strength: Annotated[
-        float | None, typer.Option(min=0.0, max=1.0, help="With --image: 0 keeps it, 1 forgets it.")
+        float | None, typer.Option(min=0.0, max=1.0, help="With --image or --video: 0 keeps it, 1 forgets it.")
     ] = None,
     upscale: Annotated[int, typer.Option(min=1, max=16, help="Enlarge the file by whole pixels, unsmoothed.")] = 1,
+    tiling: Annotated[
+        bool, typer.Option("--tiling", help="Decode in tiles: much less memory for large sizes.")
+    ] = False,
     device: Annotated[str, typer.Option(help="`auto`, `cpu`, `cuda`, `cuda:1`, `mps`, ...")] = "auto",
     dtype: Annotated[
         str | None, typer.Option(help="`float32`, `bfloat16`, `float16` or `auto` (as the files are).")
     ] = None,
     variant: Annotated[str | None, typer.Option(help="Weights of this variant, such as `fp16`.")] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show results and errors only.")] = False,
+    quiet: Quiet = False,
 ) -> None:
-    """Draw a picture from a PROMPT, and write the run's settings into the PNG."""
-    if mask and not image:
-        _fail("--mask needs --image: the mask says which part of that picture is redrawn")
-    if strength is not None and not image:
-        _fail("--strength needs --image: it says how far to leave that picture")
-    if output.suffix.lower() not in (".png", ".jpg", ".jpeg", ".webp"):
-        _fail(f"--output {output}: name a .png, .jpg or .webp file")
-    core = _core(quiet)
-    folder = _folder(model)
-    device = _device(device)
-    task = "Inpainting" if mask else "Image2Image" if image else "Text2Image"
+    """Draw a picture or a film from a PROMPT, and write the run's settings into the PNG."""
+    settings = _given(
+        negative_prompt=negative_prompt,
+        num_inference_steps=steps,
+        guidance_scale=guidance_scale,
+        height=height,
+        width=width,
+        num_frames=num_frames,
+        strength=strength,
+    )
+    sources = _given(image=image, mask_image=mask, video=video)
+    core, films, output = _opened(model, output, settings, sources, fps, quiet)
     # Pictures are read before the model, so that a wrong path fails in no time.
-    pictures = {name: core.load_image(source) for name, source in (("image", image), ("mask_image", mask)) if source}
-    loader = getattr(core, f"AutoPipelineFor{task}")
-    pipeline = loader.from_pretrained(folder, dtype=dtype or _default_dtype(device), variant=variant).to(device)
-    if scheduler:
-        pipeline.scheduler = _scheduler(core, scheduler).from_config(pipeline.scheduler.config)
+    inputs, fps = _read(core, sources, fps)
+    task = _task(films, sources)
+    pipeline = _loaded(
+        core, task, model, scheduler=scheduler, tiling=tiling, device=device, dtype=dtype, variant=variant
+    )
     pipeline.set_progress_bar_config(disable=quiet)
     if seed is None:
         seed = int.from_bytes(os.urandom(4), "little")
-    if model == EMBEDDED:
-        from diffusion_core.shapes import GUIDANCE_SCALE, STEPS
-
-        steps, guidance_scale = steps or STEPS, GUIDANCE_SCALE if guidance_scale is None else guidance_scale
-    settings: dict[str, Any] = {
-        "negative_prompt": negative_prompt,
-        "num_inference_steps": steps,
-        "guidance_scale": guidance_scale,
-        "height": height,
-        "width": width,
-        "strength": strength,
-    }
-    settings = {name: value for name, value in settings.items() if value is not None}
-    result = pipeline(
-        [prompt] * num_images, generator=_generators(seed, num_images), **pictures, **_repeat(settings, num_images)
-    )
-    record = {
-        "prompt": prompt,
-        **settings,
-        "model": model,
-        "scheduler": type(pipeline.scheduler).__name__,
-        "dtype": str(pipeline.dtype).removeprefix("torch."),
-        "diffusion_core": core.__version__,
-    }
-    written = _write(result.images, output, upscale, seed, record)
+    settings = {**_defaults(model), **settings}
+    called = {**inputs, **_repeat(settings, num_images), "output_type": "pil"}
+    result = pipeline(prompt=[prompt] * num_images, generator=_generators(seed, num_images), **called)
     shown = f"seed {seed}" if num_images == 1 else f"seeds {seed} to {seed + num_images - 1}"
+    if films:
+        rate = float(pipeline.fps if fps is None else fps)
+        written = _write_films(core, result.frames, output, upscale, rate)
+        shown = f"{len(result.frames[0])} frames, {rate:g} a second, {shown}"
+    else:
+        record = {"prompt": prompt, **settings, "model": model, **_made_with(core, pipeline)}
+        written = _write(result.images, output, upscale, seed, record)
     typer.echo(f"{', '.join(str(path) for path in written)} ({shown})")
 
 
@@ -155,7 +165,7 @@ def convert(
     max_shard_size: Annotated[str, typer.Option(help="Largest weight file, such as `5GB` or `500MB`.")] = "5GB",
     variant: Annotated[str | None, typer.Option(help="Write weights under this variant, such as `fp16`.")] = None,
     from_variant: Annotated[str | None, typer.Option(help="Read weights of this variant.")] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show results and errors only.")] = False,
+    quiet: Quiet = False,
 ) -> None:
     """Rewrite a MODEL in another dtype, with other shard sizes or as a variant."""
     core = _core(quiet)
@@ -214,6 +224,106 @@ def _core(quiet: bool) -> Any:
         disable_progress_bar()
         disable_progress_bars()
     return diffusion_core
+
+
+def _given(**options: Any) -> dict[str, Any]:
+    """The options that were not left out."""
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def _defaults(model: str) -> dict[str, Any]:
+    """What the embedded model draws best with; other models have their pipelines' defaults."""
+    if model != EMBEDDED:
+        return {}
+    from diffusion_core.shapes import GUIDANCE_SCALE, STEPS
+
+    return {"num_inference_steps": STEPS, "guidance_scale": GUIDANCE_SCALE}
+
+
+def _loaded(
+    core: Any,
+    task: str,
+    model: str,
+    *,
+    scheduler: str | None,
+    tiling: bool,
+    device: str,
+    dtype: str | None,
+    variant: str | None,
+) -> Any:
+    """The pipeline for a task, on its device."""
+    device = _device(device)
+    loader = getattr(core, f"AutoPipelineFor{task}")
+    loaded = loader.from_pretrained(_folder(model), dtype=dtype or _default_dtype(device), variant=variant)
+    pipeline = loaded.to(device)
+    if scheduler:
+        pipeline.scheduler = _scheduler(core, scheduler).from_config(pipeline.scheduler.config)
+    if tiling:
+        pipeline.enable_vae_tiling()
+    return pipeline
+
+
+def _made_with(core: Any, pipeline: Any) -> dict[str, str]:
+    """What a picture's record says of the program."""
+    return {
+        "scheduler": type(pipeline.scheduler).__name__,
+        "dtype": str(pipeline.dtype).removeprefix("torch."),
+        "diffusion_core": core.__version__,
+    }
+
+
+def _opened(
+    model: str,
+    output: Path | None,
+    settings: dict[str, Any],
+    sources: dict[str, str],
+    fps: float | None,
+    quiet: bool,
+) -> tuple[Any, bool, Path]:
+    """The library, whether the model makes films, and where to write; refuses options that do not go together."""
+    if "mask_image" in sources and "image" not in sources:
+        _fail("--mask needs --image: the mask says which part of that picture is redrawn")
+    if "strength" in settings and not sources:
+        _fail("--strength needs --image or --video: it says how far to leave that picture or film")
+    if "video" in sources and len(sources) > 1:
+        _fail("--video and --image exclude each other: a film starts from one of them")
+    if "video" in sources and "num_frames" in settings:
+        _fail("--num-frames: the film from --video has as many frames as that one")
+    if output is not None and output.suffix.lower() not in PICTURES + FILMS:
+        _fail(f"--output {output}: name a .png, .jpg or .webp file for a picture, a .mp4 or .gif file for a film")
+    core = _core(quiet)
+    makers = (core.AutoPipelineForText2Video, core.AutoPipelineForImage2Video, core.AutoPipelineForVideo2Video)
+    films = any(maker.knows(_folder(model)) for maker in makers)
+    output = output or Path("film.mp4" if films else "picture.png")
+    if output.suffix.lower() not in (FILMS if films else PICTURES):
+        kind, endings = ("makes films", FILMS) if films else ("draws pictures", PICTURES)
+        _fail(f"--output {output}: {model} {kind}, which are written as {', '.join(endings)}")
+    if films and "mask_image" in sources:
+        _fail(f"--mask: {model} makes films, which start from no mask")
+    if films and "strength" in settings and "video" not in sources:
+        _fail("--strength needs --video: a film that starts with --image keeps it whole")
+    options = {"--num-frames": settings.get("num_frames"), "--fps": fps, "--video": sources.get("video")}
+    named = [name for name, value in options.items() if value is not None]
+    if named and not films:
+        _fail(f"{' and '.join(named)}: {model} draws pictures, not films")
+    if fps is not None and not 0 < fps <= (100 if output.suffix.lower() == ".gif" else 1000):
+        _fail(f"--fps {fps:g}: a film has more than 0 frames a second, and 100 at most in a .gif")
+    return core, films, output
+
+
+def _task(films: bool, sources: dict[str, str]) -> str:
+    """The end of the name of the class that does what is asked for."""
+    if films:
+        return "Video2Video" if "video" in sources else "Image2Video" if "image" in sources else "Text2Video"
+    return "Inpainting" if "mask_image" in sources else "Image2Image" if sources else "Text2Image"
+
+
+def _read(core: Any, sources: dict[str, str], fps: float | None) -> tuple[dict[str, Any], float | None]:
+    """The pictures and films to start from, and the rate of the new film: that of the old one unless said."""
+    if "video" not in sources:
+        return {name: core.load_image(source) for name, source in sources.items()}, fps
+    frames, rate = core.load_video(sources["video"], return_fps=True)
+    return {"video": frames}, rate if fps is None else fps
 
 
 def _folder(model: str) -> str:
@@ -280,6 +390,18 @@ def _write(images: "list[Image]", output: Path, upscale: int, seed: int, record:
         path = output.with_stem(f"{output.stem}-{index + 1}")
         written.append(_save(each, path, {**record, "seed": seed + index}))
     return written
+
+
+def _write_films(core: Any, films: "list[list[Image]]", output: Path, upscale: int, fps: float) -> list[Path]:
+    """Write one film to `output`; several each beside it with its number."""
+    output.parent.mkdir(parents=True, exist_ok=True)
+    paths = (
+        [output] if len(films) == 1 else [output.with_stem(f"{output.stem}-{index + 1}") for index in range(len(films))]
+    )
+    for frames, path in zip(films, paths, strict=True):
+        large = [each.resize((each.width * upscale, each.height * upscale), resample=0) for each in frames]
+        core.export_to_video(large, path, fps=fps)
+    return paths
 
 
 def _save(image: "Image", path: Path, record: dict[str, Any]) -> Path:

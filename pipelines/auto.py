@@ -111,6 +111,13 @@ class _Auto:
         return found.from_pipe(pipeline, **kwargs)
 
     @classmethod
+    def knows(cls, pretrained_model_or_path: str | os.PathLike[str]) -> bool:
+        """Whether there is a pipeline that does this task with a checkpoint, as its `model_index.json` says."""
+        name = read_index(os.fspath(pretrained_model_or_path), {})[0].get("_class_name")
+        family = next((each for each in FAMILIES if name in each[1:]), None)
+        return name is not None and family is not None and getattr(family, cls.task) is not None
+
+    @classmethod
     def class_for(cls, pipeline_name: Any, steered: bool = False) -> Any:
         """The class that does this task for the family of the pipeline class `pipeline_name`, steered or not."""
         family = next((each for each in FAMILIES if pipeline_name in each[1:]), None)

@@ -3,6 +3,7 @@
 A call's task is one of these, `FilmFromNoise`, `FilmFromImage` or `FilmFromFilm`. Latents are (N, C, f, h, w), or what
 `_pack` makes of them. Besides what `picture.py` lists, a family may override:
 
+    fps                      frames a second of the films that the denoiser was trained on
     _default_frames()        how many frames a film has if the call does not say
     _latent_frames(frames)   how many latents along time stand for so many frames
     _film_frames(latents)    how many frames so many latents along time become
@@ -120,6 +121,11 @@ class FilmPipeline(PicturePipeline):
     def video_processor(self) -> VideoProcessor:
         """The same, by the name that it has in film pipelines."""
         return self.image_processor
+
+    @property
+    def fps(self) -> float:
+        """Frames a second of the films that the denoiser was trained on, and so of what it makes."""
+        return 8
 
     def _default_frames(self) -> int:
         """How many frames the denoiser was trained on."""

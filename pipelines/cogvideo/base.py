@@ -64,6 +64,11 @@ class CogVideoXBase(FilmPipeline):
         config, factor = self.transformer.config, self.vae_scale_factor
         return config.sample_height * factor, config.sample_width * factor
 
+    @property
+    def fps(self) -> float:
+        """Frames a second of the films that the transformer was trained on: 16 for version 1.5, 8 for those before."""
+        return 8 if self.transformer.config.patch_size_t is None else 16
+
     def _film_frames(self, latents: int) -> int:
         ratio = self.vae_scale_factor_temporal
         return ratio * latents - (ratio - 1) * (latents % 2)
@@ -94,6 +99,15 @@ class CogVideoXBase(FilmPipeline):
     @property
     def _embeds_of(self) -> int:
         return self.transformer.config.text_embed_dim
+
+    def _prepare(self, call: Call, batch: int) -> None:
+        super()._prepare(call, batch)
+        size, trained = (call.task.height, call.task.width), self._default_size()
+        if self.transformer.config.use_learned_positional_embeddings and size != trained:
+            raise ValueError(
+                f"height={size[0]} and width={size[1]} must be {trained[0]} and {trained[1]}: the transformer has "
+                "learned positions for this size alone"
+            )
 
     def _check(self, call: Call) -> int:
         check_attention_kwargs(call.state["attention_kwargs"], "attention_kwargs")
