@@ -28,7 +28,7 @@ from diffusion_core.logging import get_logger
 from diffusion_core.outputs import BaseOutput
 from diffusion_core.videos import VideoProcessor
 
-from . import picture
+from . import prompts
 from .latents import check_latents, spread
 from .loop import Steps, check_count, check_share
 from .picture import Call, PicturePipeline, Tensors
@@ -59,7 +59,7 @@ class FilmOutput(BaseOutput):
 
 
 @dataclass(frozen=True)
-class Prompts(picture.Prompts):
+class Prompts(prompts.Prompts):
     """The arguments of a call that say what to show. `num_images_per_prompt` is the number of films for each."""
 
     max_sequence_length: int = 226
@@ -84,6 +84,8 @@ class FilmPipeline(PicturePipeline):
     _shown: ClassVar[tuple[str, ...]] = ()
     # The axis of time in packed latents that have one.
     _frame_axis: ClassVar[int] = 2
+    # Frames for each latent along time, for a pipeline that never had an autoencoder.
+    _usual_frame_scale: ClassVar[int] = 4
 
     # ---- sizes ----
 
@@ -97,7 +99,7 @@ class FilmPipeline(PicturePipeline):
         """Frames for each latent along time, past the first frame: the autoencoder's, or what the config kept of it."""
         vae = self.__dict__.get("vae")
         if vae is None:
-            return super().config.get("vae_scale_factor_temporal", 4)
+            return super().config.get("vae_scale_factor_temporal", self._usual_frame_scale)
         ratio = getattr(vae, "temporal_compression_ratio", None) or vae.config.temporal_compression_ratio
         return int(ratio)
 
