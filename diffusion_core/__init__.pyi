@@ -97,6 +97,7 @@ from .pipelines.stable_diffusion_xl.img2img import StableDiffusionXLImg2ImgPipel
 from .pipelines.stable_diffusion_xl.inpaint import StableDiffusionXLInpaintPipeline as StableDiffusionXLInpaintPipeline
 from .pipelines.stable_diffusion_xl.output import StableDiffusionXLPipelineOutput as StableDiffusionXLPipelineOutput
 from .pipelines.stable_diffusion_xl.pipeline import StableDiffusionXLPipeline as StableDiffusionXLPipeline
+from .precision import set_matmul_precision as set_matmul_precision
 from .progress import disable_progress_bar as disable_progress_bar
 from .progress import enable_progress_bar as enable_progress_bar
 from .randomness import randn_tensor as randn_tensor

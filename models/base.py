@@ -20,7 +20,7 @@ from diffusion_core.logging import get_logger
 
 from ..offload.casting import compute_dtypes
 from ..offload.checkpoint import Checkpoint
-from ..offload.dtypes import parse_dtype
+from ..offload.dtypes import dtype_named, parse_dtype
 from ..offload.engine import execution_device, placement_of
 from ..offload.layout import read_request
 from ..offload.loading import LoadOptions, build_without_weights, load_into, planned_bytes
@@ -323,12 +323,16 @@ class Model(ConfigMixin, OffloadMixin, SpeedMixin, nn.Module):
                 yield name, tensor
 
     def to(self, *args: Any, **kwargs: Any) -> Self:
-        """`nn.Module.to`, with two differences.
+        """`nn.Module.to`, with three differences.
 
-        Layers in `_keep_in_fp32_modules` stay float32 under half precisions. `memory_format=torch.channels_last`
-        applies to weights with 4 axes, its 3d form to those with 5, either spelling to both; others are left alone.
+        Names of dtypes are taken, such as "bfloat16". Layers in `_keep_in_fp32_modules` stay float32 under half
+        precisions. `memory_format=torch.channels_last` applies to weights with 4 axes, its 3d form to those with 5,
+        either spelling to both; others are left alone.
         """
         memory_format = kwargs.pop("memory_format", None)
+        args = tuple(dtype_named(value) or value if isinstance(value, str) else value for value in args)
+        if isinstance(kwargs.get("dtype"), str):
+            kwargs["dtype"] = parse_dtype(kwargs["dtype"])
         if args or kwargs or memory_format is None:
             super().to(*args, **kwargs)
         if memory_format is not None:

@@ -11,6 +11,7 @@ from diffusion_core.errors import PlacementError
 
 from ..offload import engine
 from ..offload.device_map import accelerators, find_device, free_bytes
+from ..offload.dtypes import dtype_named, parse_dtype
 from ..offload.group_offload import group_strategy
 from ..offload.layout import DEVICE_MAP, Layout, place
 from ..offload.plan import Strategy
@@ -78,7 +79,8 @@ class PlacementMixin:
     def to(self: Self, *args: Any, silence_dtype_warnings: bool = False, **kwargs: Any) -> Self:
         """Move and cast all components that are modules: `to(device)`, `to(dtype)`, or both in either order.
 
-        Layers that a model keeps in float32 stay so. Components that are no modules are left alone.
+        A dtype may be a name, such as "bfloat16". Layers that a model keeps in float32 stay so. Components that are no
+        modules are left alone.
 
         Raises:
             TypeError: if an argument is neither a device nor a dtype, or there is none.
@@ -353,7 +355,8 @@ def _target(gpu_id: int | None, device: Any) -> torch.device:
 def _device_and_dtype(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[torch.device | None, torch.dtype | None]:
     given: dict[str, list[Any]] = {"device": [], "dtype": []}
     for value in args:
-        given["dtype" if isinstance(value, torch.dtype) else "device"].append(value)
+        of_dtype = isinstance(value, torch.dtype) or (isinstance(value, str) and dtype_named(value) is not None)
+        given["dtype" if of_dtype else "device"].append(value)
     for name, value in kwargs.items():
         if name not in given:
             raise TypeError(f"to() takes a device and a dtype, not {name!r}")
@@ -367,9 +370,9 @@ def _device_and_dtype(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[to
         raise TypeError("to() needs a device, a dtype, or both")
     if devices and not isinstance(devices[0], str | int | torch.device):
         raise TypeError(f"to() takes a device and a dtype, not {type(devices[0]).__name__}")
-    if dtypes and not (isinstance(dtypes[0], torch.dtype) and dtypes[0].is_floating_point):
+    if dtypes and isinstance(dtypes[0], torch.dtype) and not dtypes[0].is_floating_point:
         raise TypeError(f"to() takes a floating point dtype such as torch.float16, not {dtypes[0]!r}")
-    return (_usable(devices[0]) if devices else None), (dtypes[0] if dtypes else None)
+    return (_usable(devices[0]) if devices else None), parse_dtype(dtypes[0] if dtypes else None)
 
 
 def _usable(device: str | int | torch.device) -> torch.device:

@@ -122,6 +122,15 @@ def test_subfolder_variant_and_config_overrides(saved):
 
 
 # Cases 29 and 38: dtypes.
+def test_names_of_dtypes_are_taken_by_to() -> None:
+    model = Blocks()
+    for name, found in (("bfloat16", torch.bfloat16), ("fp16", torch.float16), ("torch.float32", torch.float32)):
+        assert model.to(name).dtype == found
+        assert model.to("cpu", name).dtype == model.to(dtype=name).dtype == found
+    with pytest.raises(ValueError, match="'float63' is no dtype of torch"):
+        model.to(dtype="float63")
+
+
 @pytest.mark.parametrize(
     ("asked", "expected"),
     [

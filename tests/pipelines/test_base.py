@@ -313,6 +313,9 @@ def test_one_switch_for_all_bars(capsys: pytest.CaptureFixture[str]) -> None:
         ((torch.float64, "cpu"), {}),
         ((torch.device("cpu"),), {"dtype": torch.float64}),
         ((), {"device": "cpu", "dtype": torch.float64, "silence_dtype_warnings": True}),
+        (("float64",), {}),
+        (("cpu", "torch.float64"), {}),
+        ((), {"dtype": "float64"}),
     ],
 )
 def test_to_takes_device_and_dtype_in_any_order(pipe: Drawer, args, kwargs) -> None:
@@ -338,6 +341,8 @@ def test_to_moves_every_module_and_reports_where(pipe: Drawer) -> None:
         ((torch.float16,), {"dtype": torch.float32}, ValueError, "more than one dtype"),
         (("nonsense",), {}, ValueError, "'nonsense' cannot be used here"),
         ((torch.int8,), {}, TypeError, "floating point dtype"),
+        ((), {"dtype": "float63"}, ValueError, "is no dtype of torch"),
+        ((torch.float8_e4m3fn,), {}, ValueError, r"enable_layerwise_casting\(storage_dtype=torch.float8_e4m3fn\)"),
         ((1.5,), {}, TypeError, "not float"),
         (("cpu",), {"colour": 1}, TypeError, "'colour'"),
     ],
