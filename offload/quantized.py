@@ -103,28 +103,18 @@ class Parts(nn.ParameterDict):
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         destination[_saved_name(prefix)] = self.saved().detach()
 
-    def _load_from_state_dict(
-        self,
-        state_dict: Any,
-        prefix: str,
-        local_metadata: Any,
-        strict: bool,
-        missing_keys: list[str],
-        unexpected_keys: list[str],
-        error_msgs: list[str],
-    ) -> None:
-        name = _saved_name(prefix)
-        if name not in state_dict:
-            missing_keys.append(name)
-            return
-        try:
-            parts = self.stored(state_dict[name])
-        except ValueError as error:
-            error_msgs.append(f"{name}: {error}")
-            return
+    def _load_from_state_dict(self, *_: Any) -> None:
+        """The layer does it: it is the one that is shown the weight by its name."""
+
+    def take(self, values: torch.Tensor) -> None:
+        """Take the parts of other values.
+
+        Raises:
+            ValueError: they have none.
+        """
         with torch.no_grad():
-            for part, values in parts.items():
-                self[part].copy_(values)
+            for part, tensor in self.stored(values).items():
+                self[part].copy_(tensor)
 
 
 def _saved_name(prefix: str) -> str:
@@ -151,10 +141,12 @@ class WrapperParts(Parts):
         self.shape, self.dtype = tuple(weight.shape), weight.dtype
         self.kind, self.method = type(weight).__name__, "torchao"
         self._form = _number_of(weight)
+        # The compiler, which torchao has imported, is to put it into its graph as it is.
+        torch.compiler.allow_in_graph(_assembled)
 
     def packed(self) -> torch.Tensor:
         tensors = cast("list[torch.Tensor]", [self._parameters[name] for name in _FORMS[self._form][1]])
-        return _assembler()(self._form, *tensors)
+        return _assembled(self._form, *tensors)
 
     def plain(self) -> torch.Tensor:
         return cast("Any", self.packed()).dequantize()
@@ -194,14 +186,31 @@ def _assembled(form: int, *tensors: torch.Tensor) -> torch.Tensor:
     return kind.__tensor_unflatten__(dict(zip(names, tensors, strict=True)), rest, size, stride)
 
 
-@functools.cache
-def _assembler() -> Callable[..., torch.Tensor]:
-    """`_assembled`, which the compiler puts into its graph as it is. Asking for that imports the compiler: once."""
-    return cast("Callable[..., torch.Tensor]", torch.compiler.allow_in_graph(_assembled))
-
-
 class QuantizedLayer(nn.Module):
     """Mixed into the class of a layer whose weights are made of `Parts`."""
+
+    def _load_from_state_dict(
+        self,
+        state_dict: Any,
+        prefix: str,
+        local_metadata: Any,
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        others = dict(state_dict)
+        for name, part in parts_of(self).items():
+            values = others.pop(prefix + name, None)
+            if values is None:
+                missing_keys.append(prefix + name)
+                continue
+            try:
+                part.take(values)
+            except ValueError as error:
+                error_msgs.append(f"{prefix + name}: {error}")
+        rest: Any = (local_metadata, strict, missing_keys, unexpected_keys, error_msgs)
+        super()._load_from_state_dict(others, prefix, *rest)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         return _rebuild, (type(self).__bases__[1], tuple(parts_of(self))), self.__dict__
@@ -251,11 +260,11 @@ def hold_plain(layer: nn.Module, parameters: Mapping[str, nn.Parameter]) -> None
         layer.__class__ = _quantized_class(cls, rest) if rest else cls
 
 
-def take_apart(module: nn.Module) -> list[nn.Module]:
+def take_apart(module: nn.Module) -> list[tuple[nn.Module, str, nn.Parameter]]:
     """Give every layer whose weights are wrappers the tensors inside of them, so that these can be moved.
 
     Returns:
-        These layers, for `put_together`.
+        These layers, with the names of the weights and the weights as they were.
 
     Raises:
         PlacementError: a tensor inside is itself a wrapper. Nothing has changed then.
@@ -275,7 +284,7 @@ def take_apart(module: nn.Module) -> list[nn.Module]:
             inner = inner_tensors(tensor)
             known[id(tensor)] = {key: nn.Parameter(each.detach(), requires_grad=False) for key, each in inner.items()}
         hold_parts(layer, {name: WrapperParts(tensor, known[id(tensor)])})
-    return [layer for layer, _, _ in found]
+    return found
 
 
 def put_together(layers: Iterable[nn.Module]) -> None:
@@ -296,11 +305,12 @@ def put_together(layers: Iterable[nn.Module]) -> None:
 @contextlib.contextmanager
 def apart(module: nn.Module) -> Generator[None]:
     """Context: `take_apart`, undone if the block raises."""
-    layers = take_apart(module)
+    before = take_apart(module)
     try:
         yield
     except BaseException:
-        put_together(layers)
+        for layer, name, parameter in before:
+            hold_plain(layer, {name: parameter})
         raise
 
 

@@ -38,8 +38,8 @@ def flux_inputs(dtype: torch.dtype = torch.bfloat16) -> dict[str, torch.Tensor]:
 
 @torch.no_grad()
 def run(model: Any, **changes: Any) -> torch.Tensor:
-    output = model(**{**flux_inputs(model.dtype), **changes}).sample
-    return output.cpu()
+    inputs = {name: tensor.to(model.device) for name, tensor in flux_inputs(model.dtype).items()}
+    return model(**{**inputs, **changes}).sample.cpu()
 
 
 def kinds(model: torch.nn.Module) -> dict[str, str]:

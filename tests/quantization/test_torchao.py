@@ -1,7 +1,9 @@
 """Weights quantised by torchao: while loading, in files, beside the reference, and refused where they cannot be."""
 
+import copy
 import json
 import logging
+import pickle
 import subprocess
 import sys
 
@@ -193,13 +195,42 @@ def test_dequantize_gives_a_plain_model(folder, tmp_path):
         model.dequantize()
 
 
-@pytest.mark.parametrize("made", CONFIGS.values(), ids=CONFIGS)
+@both
 def test_one_graph(folder, made):
     model = load(folder, made)
     expected = run(model)
     torch._dynamo.reset()
     model.compile_repeated_blocks(fullgraph=True, backend="aot_eager")
     assert torch.equal(run(model), expected)
+
+
+@both
+@pytest.mark.parametrize("level", ["block_level", "leaf_level"])
+def test_one_graph_for_each_block_under_group_offload(folder, made, level):
+    model = load(folder, made)
+    expected = run(model)
+    torch._dynamo.reset()
+    model.compile_repeated_blocks(fullgraph=level == "block_level", backend="aot_eager")
+    model.enable_group_offload("cpu", offload_type=level)
+    for _ in range(2):
+        assert torch.equal(run(model), expected)
+    model.disable_group_offload()
+    assert torch.equal(run(model), expected)
+
+
+@both
+def test_a_copy_under_group_offload_is_a_plain_model(folder, made):
+    model = load(folder, made)
+    expected = run(model)
+    model.enable_group_offload("cpu", offload_type="leaf_level")
+    for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert torch.equal(run(other), expected)
+    fresh = load(folder, made)
+    with torch.no_grad():
+        fresh.proj_out.weight.zero_()
+    fresh.enable_group_offload("cpu")
+    fresh.load_state_dict(model.state_dict())
+    assert torch.equal(run(fresh), expected)
 
 
 def test_state_dict_is_taken_back(folder):
