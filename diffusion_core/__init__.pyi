@@ -80,6 +80,9 @@ from .pipelines.flux.output import FluxPipelineOutput as FluxPipelineOutput
 from .pipelines.flux.pipeline import FluxPipeline as FluxPipeline
 from .pipelines.flux.redux import FluxPriorReduxPipeline as FluxPriorReduxPipeline
 from .pipelines.flux.redux import ReduxImageEncoder as ReduxImageEncoder
+from .pipelines.ltx.image2video import LTXImageToVideoPipeline as LTXImageToVideoPipeline
+from .pipelines.ltx.output import LTXPipelineOutput as LTXPipelineOutput
+from .pipelines.ltx.pipeline import LTXPipeline as LTXPipeline
 from .pipelines.pixart.pipeline import PixArtAlphaPipeline as PixArtAlphaPipeline
 from .pipelines.pixart.pipeline import PixArtSigmaPipeline as PixArtSigmaPipeline
 from .pipelines.quantization import PipelineQuantizationConfig as PipelineQuantizationConfig

@@ -36,6 +36,9 @@ from .flux.output import FluxPipelineOutput as FluxPipelineOutput
 from .flux.pipeline import FluxPipeline as FluxPipeline
 from .flux.redux import FluxPriorReduxPipeline as FluxPriorReduxPipeline
 from .flux.redux import ReduxImageEncoder as ReduxImageEncoder
+from .ltx.image2video import LTXImageToVideoPipeline as LTXImageToVideoPipeline
+from .ltx.output import LTXPipelineOutput as LTXPipelineOutput
+from .ltx.pipeline import LTXPipeline as LTXPipeline
 from .pixart.pipeline import PixArtAlphaPipeline as PixArtAlphaPipeline
 from .pixart.pipeline import PixArtSigmaPipeline as PixArtSigmaPipeline
 from .quantization import PipelineQuantizationConfig as PipelineQuantizationConfig

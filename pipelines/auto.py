@@ -69,6 +69,7 @@ FAMILIES = [
         image_to_video="CogVideoXImageToVideoPipeline",
         video_to_video="CogVideoXVideoToVideoPipeline",
     ),
+    Family("ltx", text_to_video="LTXPipeline", image_to_video="LTXImageToVideoPipeline"),
 ]
 # The family that takes over where a ControlNet is given.
 STEERED = {"stable-diffusion": "controlnet", "stable-diffusion-xl": "controlnet-xl", "flux": "flux-controlnet"}

@@ -32,16 +32,21 @@ class Prompts(picture.Prompts):
     def count(self) -> int:
         count = super().count()
         check_count("max_sequence_length", self.max_sequence_length)
-        for name in ("prompt", "negative_prompt"):
-            embeds, mask = getattr(self, f"{name}_embeds"), getattr(self, f"{name}_attention_mask")
-            if (embeds is None) != (mask is None):
-                raise ValueError(f"{name}_embeds and {name}_attention_mask come together: encode_prompt gives both")
-            if mask is not None and tuple(mask.shape) != tuple(embeds.shape[:2]):
-                raise ValueError(
-                    f"{name}_attention_mask has the shape {tuple(mask.shape)}, expected {tuple(embeds.shape[:2])}, "
-                    f"one entry for each token of {name}_embeds"
-                )
+        check_masks(self)
         return count
+
+
+def check_masks(prompts: Any) -> None:
+    """Refuse embeddings without a mask, a mask without them, and one of another length."""
+    for name in ("prompt", "negative_prompt"):
+        embeds, mask = getattr(prompts, f"{name}_embeds"), getattr(prompts, f"{name}_attention_mask")
+        if (embeds is None) != (mask is None):
+            raise ValueError(f"{name}_embeds and {name}_attention_mask come together: encode_prompt gives both")
+        if mask is not None and tuple(mask.shape) != tuple(embeds.shape[:2]):
+            raise ValueError(
+                f"{name}_attention_mask has the shape {tuple(mask.shape)}, expected {tuple(embeds.shape[:2])}, "
+                f"one entry for each token of {name}_embeds"
+            )
 
 
 class MaskedTextPipeline(PicturePipeline):
