@@ -18,7 +18,7 @@ _FIELDS = {"RssAnon": "anonymous", "RssFile": "mapped"}
 
 
 def memory() -> dict[str, int]:
-    """Bytes of this process in RAM: `anonymous`, which only RAM can hold, and `mapped`, pages of files."""
+    """Bytes of this process in RAM: `anonymous`, which only RAM can hold, `mapped`, pages of files, and both in `all`."""
     found: dict[str, int] = {}
     for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
         name, _, value = line.partition(":")
@@ -26,7 +26,7 @@ def memory() -> dict[str, int]:
             found[_FIELDS[name]] = int(value.split()[0]) * 1024
     if len(found) < len(_FIELDS):
         raise OSError("this system does not tell the anonymous and the mapped memory of a process")
-    return found
+    return {**found, "all": sum(found.values())}
 
 
 class Peak:

@@ -219,6 +219,14 @@ class TensorFile(Mapping[str, torch.Tensor]):
             begin = info.begin - info.begin % mmap.PAGESIZE
             self._mapped.madvise(mmap.MADV_WILLNEED, begin, info.end - begin)
 
+    def release(self, name: str) -> None:
+        """Give back the RAM of a mapped tensor that was copied: a load with a cast would hold the whole file besides."""
+        info = self.header.tensors[name]
+        begin = info.begin + -info.begin % mmap.PAGESIZE
+        end = info.end - info.end % mmap.PAGESIZE
+        if self._mapped is not None and end > begin and hasattr(mmap, "MADV_DONTNEED"):
+            self._mapped.madvise(mmap.MADV_DONTNEED, begin, end - begin)
+
     def __getitem__(self, name: str) -> torch.Tensor:
         info = self.header.tensors[name]
         nbytes = info.end - info.begin
@@ -367,6 +375,12 @@ class Checkpoint(Mapping[str, torch.Tensor]):
             source = self._sources[key]
             if isinstance(source, TensorFile):
                 source.prefetch(key)
+
+    def release(self, name: str) -> None:
+        """Give back the RAM of a tensor's mapped bytes, as all of it has been copied."""
+        source = self._sources[name]
+        if isinstance(source, TensorFile):
+            source.release(name)
 
     def nbytes(self) -> int:
         """The size of all tensors, each counted once."""

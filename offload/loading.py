@@ -297,10 +297,12 @@ def _fetched(checkpoint: Checkpoint, source: str, dtype: torch.dtype, device: to
     tensor = checkpoint[source]
     if source in checkpoint.quantized:
         return for_dtype(tensor.to(device=device), dtype)
-    tensor = tensor.to(device=device, dtype=dtype)
+    mapped, tensor = tensor, tensor.to(device=device, dtype=dtype)
     if source in checkpoint.channels_last:
         formats = {4: torch.channels_last, 5: torch.channels_last_3d}
         tensor = tensor.to(memory_format=formats[tensor.dim()]) if tensor.dim() in formats else tensor
+    if tensor is not mapped:
+        checkpoint.release(source)
     return tensor
 
 
