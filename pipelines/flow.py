@@ -5,8 +5,29 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import torch
 
+from ..offload.runs import told
 from .loop import check_count
+
+
+def share_of_noise(timestep: torch.Tensor, count: int | None = None, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """A flow scheduler's timestep as models take it: the share of noise from 0 to 1, for `count` samples."""
+    return told(_share_of_noise, timestep, count, dtype)
+
+
+def _share_of_noise(timestep: torch.Tensor, count: int | None, dtype: torch.dtype | None) -> torch.Tensor:
+    share = timestep.to(dtype or timestep.dtype) / 1000
+    return share if count is None else share.expand(count)
+
+
+def one_a_sample(timestep: torch.Tensor, count: int) -> torch.Tensor:
+    """A timestep for each sample."""
+    return told(_expanded, timestep, count)
+
+
+def _expanded(timestep: torch.Tensor, count: int) -> torch.Tensor:
+    return timestep.expand(count)
 
 
 def image_shift(config: Mapping[str, Any], tokens: int) -> float:

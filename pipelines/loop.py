@@ -35,6 +35,12 @@ class Steps:
     def __len__(self) -> int:
         return len(self.timesteps)
 
+    def ends_at(self, index: int) -> bool:
+        """Whether the call of the denoiser number `index`, from 0, is the last one of a step that was asked for."""
+        # Timesteps beyond a multiple of the order are the scheduler's warm-up, not steps that were asked for.
+        done, order = index + 1 - max(len(self) - self.count * self.scheduler.order, 0), self.scheduler.order
+        return index + 1 == len(self) or (done > 0 and done % order == 0)
+
 
 def plan_steps(
     scheduler: Any,
@@ -157,8 +163,6 @@ def walk(pipe: Any, run: Any, steps: Steps) -> Iterator[tuple[int, torch.Tensor]
     timesteps, memory = steps.timesteps.unbind(), current_run()
     if memory is not None:
         memory.expect(timesteps)
-    # Timesteps beyond a multiple of the order are the scheduler's warm-up, not steps that were asked for.
-    warmup = max(len(steps) - steps.count * steps.scheduler.order, 0)
     with pipe.progress_bar(total=steps.count) as bar:
         for index in range(len(steps)):
             if run.interrupt:
@@ -166,8 +170,7 @@ def walk(pipe: Any, run: Any, steps: Steps) -> Iterator[tuple[int, torch.Tensor]
             if memory is not None:
                 memory.step = index
             yield index, timesteps[index]
-            done = index + 1 - warmup
-            if index + 1 == len(steps) or (done > 0 and done % steps.scheduler.order == 0):
+            if steps.ends_at(index):
                 bar.update()
     if memory is not None:
         # What comes after, the autoencoder as a rule, needs the room.

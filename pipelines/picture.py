@@ -28,12 +28,13 @@ from diffusion_core.images import VaeImageProcessor, check_output_type
 from diffusion_core.outputs import BaseOutput
 from diffusion_core.randomness import Generators, check_generator
 
-from .base import Pipeline
+from .arguments import check_old_arguments, with_old_form
 from .callbacks import Callback
 from .latents import check_size, decode_latents
-from .loop import Steps, check_count, check_scale, check_share, plan_steps, step_options, walk
+from .loop import Steps, check_scale, check_share, plan_steps, step_options, walk
+from .prompts import PromptedPipeline
+from .prompts import Prompts as Prompts  # families extend it
 from .tasks import Task
-from .text import check_negative, count_prompts, repeat_for_images
 
 Tensors = dict[str, Any]
 
@@ -53,26 +54,6 @@ class PictureOutput(BaseOutput):
 
 
 @dataclass(frozen=True)
-class Prompts:
-    """The arguments of a call that say what to draw. Families add theirs, with defaults."""
-
-    prompt: str | Sequence[str] | None
-    negative_prompt: str | Sequence[str] | None = None
-    prompt_embeds: torch.Tensor | None = None
-    negative_prompt_embeds: torch.Tensor | None = None
-    num_images_per_prompt: int = 1
-    # What a call names the last one.
-    _repeats: ClassVar[str] = "num_images_per_prompt"
-
-    def count(self) -> int:
-        """The number of prompts, after all that can be told about them alone was checked."""
-        count = count_prompts(self.prompt, self.prompt_embeds)
-        check_negative(self.negative_prompt, self.negative_prompt_embeds, self.prompt_embeds, count)
-        check_count(self._repeats, self.num_images_per_prompt)
-        return count
-
-
-@dataclass(frozen=True)
 class Call:
     """The arguments of one call of a pipeline.
 
@@ -85,6 +66,7 @@ class Call:
         output_type, return_dict: the form of the result.
         callback_on_step_end, callback_on_step_end_tensor_inputs: as for `StepCallback`.
         state: what the pipeline and its callbacks can read, and change, during the call: "guidance_scale" and others.
+        kwargs: arguments of old, as for `check_old_arguments`.
     """
 
     prompts: Any
@@ -99,12 +81,14 @@ class Call:
     callback_on_step_end: Callback | None = None
     callback_on_step_end_tensor_inputs: Sequence[str] | None = None
     state: Tensors = field(default_factory=dict)
+    kwargs: Tensors = field(default_factory=dict)
 
 
-class PicturePipeline(Pipeline):
+class PicturePipeline(PromptedPipeline):
     """Base of the pipelines that draw pictures; the top of this file says what a family overrides."""
 
-    _denoiser: ClassVar[str] = "unet"
+    # The argument that says how far to go from the prediction without the prompt to the one with it.
+    _scale_name: ClassVar[str] = "guidance_scale"
     _output: ClassVar[type[Any]] = PictureOutput
     # Compute in float32 from the start where a float16 autoencoder's config asks for it with `force_upcast`.
     _upcasts: ClassVar[bool] = True
@@ -118,11 +102,6 @@ class PicturePipeline(Pipeline):
     _usual_scale: ClassVar[int] = 8
 
     # ---- sizes ----
-
-    @property
-    def denoiser(self) -> Any:
-        """The component that predicts."""
-        return getattr(self, self._denoiser)
 
     @property
     def vae_scale_factor(self) -> int:
@@ -215,10 +194,10 @@ class PicturePipeline(Pipeline):
     @property
     def do_classifier_free_guidance(self) -> bool:
         """Whether the current call predicts with and without the prompt."""
-        return self._guided(self.guidance_scale)
+        return self._guided(getattr(self, self._scale_name))
 
-    def _guided(self, guidance_scale: float) -> bool:
-        return guidance_scale > 1
+    def _guided(self, scale: float) -> bool:
+        return scale > 1
 
     def _check(self, call: Call) -> int:
         """Refuse arguments that do not make sense, before any model is called; return how many pictures are drawn."""
@@ -229,9 +208,27 @@ class PicturePipeline(Pipeline):
         check_share("eta", call.eta)
         check_output_type(call.output_type)
         check_generator(call.generator, batch, self._execution_device)
+        check_old_arguments(call.kwargs)
         if call.output_type != "latent":
             self._check_present("vae", remedy="ask for output_type='latent'")
         return batch
+
+    def _check_encoders(self, call: Call, *names: str, remedy: str) -> None:
+        """Refuse a call that has texts to encode, and lacks one of the components `names` to do it with."""
+        prompts = call.prompts
+        negative = self._guided(call.state[self._scale_name]) and prompts.negative_prompt_embeds is None
+        if prompts.prompt is not None or negative:
+            self._check_present(*names, remedy=remedy)
+
+    def _check_widths(self, prompts: Any, **sizes: Any) -> None:
+        """Refuse embeddings of other sizes than the denoiser takes, those of negative prompts too."""
+        for kind, size in sizes.items():
+            for name in (kind, f"negative_{kind}"):
+                embeds = getattr(prompts, name)
+                if embeds is not None and isinstance(size, int) and embeds.shape[-1] != size:
+                    raise ValueError(
+                        f"{name} has vectors of size {embeds.shape[-1]}, the {self._denoiser} takes size {size}"
+                    )
 
     def _check_present(self, *names: str, remedy: str) -> None:
         """Refuse a call that needs a component which is absent."""
@@ -259,6 +256,7 @@ class PicturePipeline(Pipeline):
         task = call.task
         with self.run(**call.state, num_timesteps=0) as run:
             steps = self._plan(call)
+            callback = with_old_form(callback, steps, **call.kwargs)
             tensors, truncated = self._text_tensors(call.prompts)
             tensors |= task.start(self, steps)
             tensors |= self._constants(call, tensors)
@@ -294,17 +292,6 @@ class PicturePipeline(Pipeline):
     def _text_tensors(self, prompts: Any) -> tuple[Tensors, list[str] | None]:
         """The tensors of the loop that come from the prompts, and what was cut from these."""
         raise TypeError(f"{type(self).__name__} must say how prompts become tensors")
-
-    def _per_picture(
-        self, values: torch.Tensor | None, prompts: Any, count: int, device: torch.device | None = None
-    ) -> Any:
-        """What belongs to prompts, or to all of them, where and as the denoiser takes it, an entry for each picture."""
-        if values is None:
-            return None
-        dtype = values.dtype if self.denoiser is None or not values.is_floating_point() else self.denoiser.dtype
-        values = values.to(device=device or self._execution_device, dtype=dtype)
-        values = values.expand(count, *values.shape[1:]) if len(values) == 1 else values
-        return repeat_for_images(values, prompts.num_images_per_prompt)
 
     def _constants(self, call: Call, tensors: Tensors) -> Tensors:
         """Tensors that `_predict` needs besides the prompts' and the latents."""

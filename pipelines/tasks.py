@@ -48,6 +48,10 @@ class Task:
         """Height and width, and the frames of a film."""
         return self.height, self.width
 
+    def tokens(self, side: int) -> int:
+        """How many squares of `side` x `side` pixels the picture has."""
+        return (self.height // side) * (self.width // side)
+
     def prepare(self, pipe: "PicturePipeline", call: "Call", batch: int) -> None:
         """Settle the size and refuse what does not make sense. No model is called."""
         self.count, self.batch, self.generator = call.prompts.count(), batch, call.generator

@@ -9,8 +9,8 @@ from .picture import PicturePipeline, Tensors
 class UNetPipeline(PicturePipeline):
     """Base of the pipelines of Stable Diffusion 1, 2 and XL."""
 
-    def _guided(self, guidance_scale: float) -> bool:
-        return guidance_scale > 1 and self.unet.config.time_cond_proj_dim is None
+    def _guided(self, scale: float) -> bool:
+        return scale > 1 and self.unet.config.time_cond_proj_dim is None
 
     def _scale_condition(self, latents: torch.Tensor) -> torch.Tensor | None:
         """The guidance scale as an input, for a UNet that was distilled to take it."""

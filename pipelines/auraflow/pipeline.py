@@ -8,7 +8,9 @@ import torch
 from diffusion_core.randomness import Generators
 
 from ...models.transformers.checks import check_attention_kwargs
+from ..arguments import refuse_adapters
 from ..callbacks import Callback
+from ..flow import share_of_noise
 from ..guidance import guide
 from ..picture import Call, PictureOutput, Tensors
 from ..tasks import FromNoise
@@ -141,8 +143,7 @@ class AuraFlowPipeline(MaskedTextPipeline):
             Embeddings (prompts * num_images_per_prompt, tokens, size), zero where there is padding, and mask
             (..., tokens) of the prompts, then those of the negative prompts, which are None without guidance.
         """
-        if lora_scale is not None:
-            raise ValueError("lora_scale has nothing to act on: the text encoder has no adapter")
+        refuse_adapters(lora_scale=lora_scale)
         prompts = Prompts(
             prompt,
             negative_prompt,
@@ -167,7 +168,7 @@ class AuraFlowPipeline(MaskedTextPipeline):
             torch.cat([sample, sample]) if guided else sample,
             encoder_hidden_states=tensors["prompt_embeds"],
             # The transformer counts the flow's time from 0 to 1, the scheduler to 1000.
-            timestep=timestep / 1000,
+            timestep=share_of_noise(timestep),
             attention_kwargs=self.attention_kwargs,
             return_dict=False,
         )[0]

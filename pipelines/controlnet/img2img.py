@@ -54,6 +54,7 @@ class StableDiffusionControlNetImg2ImgPipeline(StableDiffusionControlNetBase):
         callback_on_step_end: Callback | None = None,
         callback_on_step_end_tensor_inputs: Sequence[str] | None = ("latents",),
         long_prompt: str = "truncate",
+        **kwargs: Any,
     ) -> StableDiffusionPipelineOutput | tuple[Any, list[bool] | None]:
         """Draw steered pictures.
 
@@ -103,5 +104,6 @@ class StableDiffusionControlNetImg2ImgPipeline(StableDiffusionControlNetBase):
             callback_on_step_end=callback_on_step_end,
             callback_on_step_end_tensor_inputs=callback_on_step_end_tensor_inputs,
             state=state,
+            kwargs=kwargs,
         )
         return self._draw(call)

@@ -71,6 +71,7 @@ class StableDiffusionXLControlNetImg2ImgPipeline(StableDiffusionXLControlNetRedr
         callback_on_step_end: Callback | None = None,
         callback_on_step_end_tensor_inputs: Sequence[str] | None = ("latents",),
         long_prompt: str = "truncate",
+        **kwargs: Any,
     ) -> StableDiffusionXLPipelineOutput | tuple[Any, ...]:
         """Draw steered pictures.
 
@@ -135,5 +136,6 @@ class StableDiffusionXLControlNetImg2ImgPipeline(StableDiffusionXLControlNetRedr
             callback_on_step_end_tensor_inputs=callback_on_step_end_tensor_inputs,
             state=state,
             conditions=conditions,
+            kwargs=kwargs,
         )
         return self._draw(call)

@@ -84,6 +84,7 @@ class StableDiffusionXLControlNetInpaintPipeline(StableDiffusionXLControlNetRedr
         callback_on_step_end: Callback | None = None,
         callback_on_step_end_tensor_inputs: Sequence[str] | None = ("latents",),
         long_prompt: str = "truncate",
+        **kwargs: Any,
     ) -> StableDiffusionXLPipelineOutput | tuple[Any, ...]:
         """Draw steered pictures.
 
@@ -154,5 +155,6 @@ class StableDiffusionXLControlNetInpaintPipeline(StableDiffusionXLControlNetRedr
             conditions=conditions,
             denoising_start=denoising_start,
             denoising_end=denoising_end,
+            kwargs=kwargs,
         )
         return self._draw(call)

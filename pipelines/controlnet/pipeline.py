@@ -51,6 +51,7 @@ class StableDiffusionControlNetPipeline(StableDiffusionControlNetBase):
         callback_on_step_end: Callback | None = None,
         callback_on_step_end_tensor_inputs: Sequence[str] | None = ("latents",),
         long_prompt: str = "truncate",
+        **kwargs: Any,
     ) -> StableDiffusionPipelineOutput | tuple[Any, list[bool] | None]:
         """Draw steered pictures.
 
@@ -102,5 +103,6 @@ class StableDiffusionControlNetPipeline(StableDiffusionControlNetBase):
             callback_on_step_end,
             callback_on_step_end_tensor_inputs,
             state,
+            kwargs=kwargs,
         )
         return self._draw(call)

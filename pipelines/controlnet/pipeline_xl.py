@@ -68,6 +68,7 @@ class StableDiffusionXLControlNetPipeline(StableDiffusionXLControlNetText):
         callback_on_step_end: Callback | None = None,
         callback_on_step_end_tensor_inputs: Sequence[str] | None = ("latents",),
         long_prompt: str = "truncate",
+        **kwargs: Any,
     ) -> StableDiffusionXLPipelineOutput | tuple[Any, ...]:
         """Draw steered pictures.
 
@@ -132,7 +133,8 @@ class StableDiffusionXLControlNetPipeline(StableDiffusionXLControlNetText):
             callback_on_step_end,
             callback_on_step_end_tensor_inputs,
             state,
-            conditions,
+            conditions=conditions,
             denoising_end=denoising_end,
+            kwargs=kwargs,
         )
         return self._draw(call)

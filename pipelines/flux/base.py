@@ -8,14 +8,15 @@ import torch
 from ...models.autoencoders.kl import AutoencoderKL
 from ...models.transformers.checks import check_attention_kwargs
 from ...models.transformers.flux import FluxTransformer2DModel
+from ...offload.runs import once
 from ...schedulers.base import Scheduler
-from .. import picture
-from ..base import Pipeline
-from ..flow import flow_schedule
+from ..arguments import refuse_adapters
+from ..flow import share_of_noise
 from ..guidance import guide
-from ..latents import pack_latents, unpack_latents
-from ..picture import Call, PicturePipeline, Tensors
-from ..text import as_prompts, encode_clip, repeat_for_images
+from ..packed import PackedPipeline
+from ..picture import Call, Tensors
+from ..prompts import PooledPrompts, PromptedPipeline
+from ..text import as_prompts, encode_clip
 from ..text_t5 import check_length, encode_t5
 from .output import FluxPipelineOutput
 
@@ -29,20 +30,15 @@ if TYPE_CHECKING:
         T5Tokenizer,
     )
 
-# Latents for each side of the pictures that the models were trained on.
-DEFAULT_SIDE = 128
 LONGEST_TEXT = 512
 _KINDS = ("prompt_embeds", "pooled_prompt_embeds")
+_IN_ALL_STEPS = ("encoder_hidden_states", "pooled_projections", "guidance")
 
 
 @dataclass(frozen=True)
-class Prompts(picture.Prompts):
+class Prompts(PooledPrompts):
     """The arguments of a call that say what to draw; see there."""
 
-    prompt_2: str | list[str] | None = None
-    negative_prompt_2: str | list[str] | None = None
-    pooled_prompt_embeds: torch.Tensor | None = None
-    negative_pooled_prompt_embeds: torch.Tensor | None = None
     max_sequence_length: int = LONGEST_TEXT
 
     @property
@@ -52,33 +48,14 @@ class Prompts(picture.Prompts):
         return any(each is not None for each in given)
 
     def count(self) -> int:
-        count = super().count()
         check_length("max_sequence_length", self.max_sequence_length, LONGEST_TEXT)
-        for sign in ("", "negative_"):
-            self._check_side(sign, count)
-        return count
-
-    def _check_side(self, sign: str, count: int) -> None:
-        """Check what goes with the prompt, or with the negative one."""
-        text: Any = getattr(self, f"{sign}prompt_2")
-        embeds: Any = getattr(self, f"{sign}prompt_embeds")
-        pooled: Any = getattr(self, f"{sign}pooled_prompt_embeds")
-        if text is not None:
-            as_prompts(text, count, f"{sign}prompt_2")
-            if embeds is not None:
-                raise ValueError(f"{sign}prompt_2 and {sign}prompt_embeds exclude each other: pass one of them")
-        if (embeds is None) != (pooled is None):
-            raise ValueError(
-                f"{sign}prompt_embeds and {sign}pooled_prompt_embeds come together: encode_prompt gives both"
-            )
-        if embeds is not None and (pooled.ndim != 2 or len(pooled) != len(embeds)):
-            raise ValueError(
-                f"{sign}pooled_prompt_embeds has the shape {tuple(pooled.shape)}, expected ({len(embeds)}, size)"
-            )
+        return super().count()
 
 
-class FluxText(Pipeline):
+class FluxText(PromptedPipeline):
     """How CLIP and T5 read prompts for FLUX.1."""
+
+    _denoiser: ClassVar[str] = "transformer"
 
     def encode_prompt(
         self,
@@ -106,8 +83,7 @@ class FluxText(Pipeline):
             The embeddings (prompts * num_images_per_prompt, tokens, size), the pooled ones (..., size), and the
             positions of the tokens (tokens, 3), all zero.
         """
-        if lora_scale is not None:
-            raise ValueError("lora_scale has nothing to act on: the text encoders have no adapter")
+        refuse_adapters(lora_scale=lora_scale)
         prompts = Prompts(
             prompt,
             prompt_embeds=prompt_embeds,
@@ -145,18 +121,10 @@ class FluxText(Pipeline):
                 part = slice(index * count, (index + 1) * count)
                 made |= {f"{sign}prompt_embeds": text.embeds[part], f"{sign}pooled_prompt_embeds": pooled[part]}
             truncated = text.truncated[:count] if asked[0] == "" else None
-        return {name: self._placed(value, prompts, count, device) for name, value in made.items()}, truncated
-
-    def _placed(self, embeds: torch.Tensor, prompts: Prompts, count: int, device: torch.device | None) -> torch.Tensor:
-        """Embeddings where and as the transformer takes them, one for each picture."""
-        transformer = self.components.get("transformer")
-        dtype = embeds.dtype if transformer is None else transformer.dtype
-        embeds = embeds.to(device=device or self._execution_device, dtype=dtype)
-        embeds = embeds.expand(count, *embeds.shape[1:]) if len(embeds) == 1 else embeds
-        return repeat_for_images(embeds, prompts.num_images_per_prompt)
+        return {name: self._per_picture(value, prompts, count, device) for name, value in made.items()}, truncated
 
 
-class FluxBase(FluxText, PicturePipeline):
+class FluxBase(FluxText, PackedPipeline):
     """Base of the FLUX.1 pipelines.
 
     Args:
@@ -171,7 +139,6 @@ class FluxBase(FluxText, PicturePipeline):
 
     model_cpu_offload_seq: ClassVar[str | None] = "text_encoder->text_encoder_2->transformer->vae"
     _callback_tensor_inputs: ClassVar[list[str]] = ["latents", "prompt_embeds"]
-    _denoiser: ClassVar[str] = "transformer"
     _output: ClassVar[type[Any]] = FluxPipelineOutput
     _rounds_strength_up: ClassVar[bool] = True
     # The configs ask for float32, but this autoencoder computes well in bfloat16, as the checkpoints are used.
@@ -206,27 +173,6 @@ class FluxBase(FluxText, PicturePipeline):
         return (config.out_channels or config.in_channels) // 4
 
     @property
-    def size_multiple(self) -> int:
-        """Height and width of pictures are multiples of this, since 2 x 2 latents make a token."""
-        return 2 * self.vae_scale_factor
-
-    def _default_size(self) -> tuple[int, int]:
-        return DEFAULT_SIDE * self.vae_scale_factor, DEFAULT_SIDE * self.vae_scale_factor
-
-    def _packed_shape(self, shape: tuple[int, int, int, int]) -> tuple[int, ...]:
-        count, channels, height, width = shape
-        return count, (height // 2) * (width // 2), 4 * channels
-
-    def _pack(self, latents: torch.Tensor) -> torch.Tensor:
-        return pack_latents(latents)
-
-    def _unpack(self, latents: torch.Tensor, height: int, width: int) -> torch.Tensor:
-        return unpack_latents(latents, height // self.vae_scale_factor, width // self.vae_scale_factor)
-
-    def _pack_mask(self, mask: torch.Tensor) -> torch.Tensor:
-        return pack_latents(mask.expand(-1, self.latent_channels, -1, -1))
-
-    @property
     def _condition_channels(self) -> int:
         """How many channels of a token the transformer is shown besides those of the latents."""
         return 0
@@ -235,11 +181,6 @@ class FluxBase(FluxText, PicturePipeline):
 
     def _sees_mask(self) -> bool:
         return False
-
-    @property
-    def do_classifier_free_guidance(self) -> bool:
-        """Whether the current call predicts with and without the prompt ("true" guidance)."""
-        return self.true_cfg_scale > 1
 
     def _state(
         self, prompts: Prompts, guidance_scale: float, true_cfg_scale: float = 1.0, kwargs: Any = None
@@ -254,34 +195,22 @@ class FluxBase(FluxText, PicturePipeline):
     def _check(self, call: Call) -> int:
         batch, prompts = super()._check(call), call.prompts
         check_attention_kwargs(call.state["joint_attention_kwargs"])
-        if prompts.prompt is not None or (call.state["true_cfg_scale"] > 1 and prompts.negative_prompt_embeds is None):
-            self._check_present(
-                "text_encoder", "tokenizer", "text_encoder_2", "tokenizer_2", remedy="pass embeddings and pooled ones"
-            )
+        names = ["text_encoder", "tokenizer", "text_encoder_2", "tokenizer_2"]
+        self._check_encoders(call, *names, remedy="pass embeddings and pooled ones")
         config, channels = self.transformer.config, 4 * self.latent_channels + self._condition_channels
         if config.in_channels != channels:
             raise ValueError(
                 f"{type(self).__name__} shows the transformer tokens of {channels} channels, but this one takes "
                 f"{config.in_channels}: it was trained for another pipeline"
             )
-        sizes = {"prompt_embeds": config.joint_attention_dim, "pooled_prompt_embeds": config.pooled_projection_dim}
-        for name, size in sizes.items():
-            for each in (name, f"negative_{name}"):
-                embeds = getattr(prompts, each)
-                if embeds is not None and embeds.shape[-1] != size:
-                    raise ValueError(
-                        f"{each} has vectors of size {embeds.shape[-1]}, the transformer takes size {size}"
-                    )
+        sizes = (config.joint_attention_dim, config.pooled_projection_dim)
+        self._check_widths(prompts, **dict(zip(_KINDS, sizes, strict=True)))
         return batch
 
     # ---- denoise ----
 
     def _text_tensors(self, prompts: Prompts) -> tuple[Tensors, list[str] | None]:
         return self._encode(prompts, self.do_classifier_free_guidance)
-
-    def _schedule(self, call: Call) -> Tensors:
-        tokens = (call.task.height // self.size_multiple) * (call.task.width // self.size_multiple)
-        return flow_schedule(self.scheduler, call.num_inference_steps, tokens, sigmas=call.sigmas)
 
     def _constants(self, call: Call, tensors: Tensors) -> Tensors:
         latents, device = tensors["latents"], self._execution_device
@@ -307,7 +236,7 @@ class FluxBase(FluxText, PicturePipeline):
         guided = self.do_classifier_free_guidance and tensors.get("negative_prompt_embeds") is not None
         given = {
             "hidden_states": self._shown(sample, tensors),
-            "timestep": (timestep.to(sample.dtype) / 1000).expand(len(sample)),
+            "timestep": share_of_noise(timestep, len(sample), sample.dtype),
             "guidance": tensors["guidance"],
             "encoder_hidden_states": tensors["prompt_embeds"],
             "pooled_projections": tensors["pooled_prompt_embeds"],
@@ -324,16 +253,22 @@ class FluxBase(FluxText, PicturePipeline):
                 "encoder_hidden_states": tensors["negative_prompt_embeds"],
                 "pooled_projections": tensors["negative_pooled_prompt_embeds"],
             }
-            given = {name: _joined(negative.get(name, value), value) for name, value in given.items()}
+            given = {name: _joined(name, negative.get(name, value), value) for name, value in given.items()}
+            given["timestep"] = share_of_noise(timestep, 2 * len(sample), sample.dtype)
         prediction = self.transformer(**given, **shared)[0][:, : sample.shape[1]]
         return guide(prediction, self.true_cfg_scale) if guided else prediction
 
 
-def _joined(first: Any, second: Any) -> Any:
+def _joined(name: str, first: Any, second: Any) -> Any:
     """Two batches as one; lists of tensors entry by entry, and other things as they are."""
     if isinstance(second, torch.Tensor):
-        return torch.cat([first, second])
+        # What is the same in all steps stays one tensor, by which the transformer knows it again.
+        return once(_pair, first, second) if name in _IN_ALL_STEPS else _pair(first, second)
     return [torch.cat(pair) for pair in zip(first, second, strict=True)] if isinstance(second, list) else second
+
+
+def _pair(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+    return torch.cat([first, second])
 
 
 class FluxAdapterBase(FluxBase):
@@ -369,12 +304,3 @@ def token_ids(rows: int, columns: int, *, picture: int = 0, device: Any = None) 
     ids[..., 1] = torch.arange(rows, device=device)[:, None]
     ids[..., 2] = torch.arange(columns, device=device)
     return ids.reshape(-1, 3)
-
-
-def refuse_image_prompts(*given: Any) -> None:
-    """Refuse pictures, or embeddings of them, in the place of prompts (IP-Adapter)."""
-    if any(each is not None for each in given):
-        raise ValueError(
-            "ip_adapter_image and its kin must be None: no adapter is loaded. To start from a picture, use "
-            "FluxImg2ImgPipeline or FluxKontextPipeline"
-        )

@@ -14,12 +14,13 @@ from ...models.controlnet_flux import FluxControlNetModel
 from ...models.multi_controlnet import FluxMultiControlNetModel
 from ...models.transformers.flux import FluxTransformer2DModel
 from ...schedulers.base import Scheduler
+from ..arguments import refuse_adapters
 from ..callbacks import Callback
 from ..controlnet.control import Control
 from ..loop import Steps
 from ..picture import Call, Tensors
 from ..tasks import FromNoise
-from .base import LONGEST_TEXT, FluxAdapterBase, Prompts, refuse_image_prompts
+from .base import LONGEST_TEXT, FluxAdapterBase, Prompts
 from .control import UnderControl
 from .output import FluxPipelineOutput
 
@@ -208,8 +209,11 @@ class FluxControlNetPipeline(FluxAdapterBase):
                 "control": control,
             },
         )
-        refuse_image_prompts(
-            ip_adapter_image, ip_adapter_image_embeds, negative_ip_adapter_image, negative_ip_adapter_image_embeds
+        refuse_adapters(
+            ip_adapter_image=ip_adapter_image,
+            ip_adapter_image_embeds=ip_adapter_image_embeds,
+            negative_ip_adapter_image=negative_ip_adapter_image,
+            negative_ip_adapter_image_embeds=negative_ip_adapter_image_embeds,
         )
         return self._draw(call)
 

@@ -8,12 +8,13 @@ import torch
 from diffusion_core.images import ImageInput
 from diffusion_core.randomness import Generators
 
+from ..arguments import refuse_adapters
 from ..callbacks import Callback
 from ..latents import check_latents
 from ..loop import Steps
 from ..picture import Call
 from ..tasks import FromImage
-from .base import LONGEST_TEXT, FluxAdapterBase, Prompts, refuse_image_prompts
+from .base import LONGEST_TEXT, FluxAdapterBase, Prompts
 from .output import FluxPipelineOutput
 
 if TYPE_CHECKING:
@@ -116,7 +117,10 @@ class FluxImg2ImgPipeline(FluxAdapterBase):
             callback_on_step_end_tensor_inputs=callback_on_step_end_tensor_inputs,
             state=self._state(prompts, guidance_scale, true_cfg_scale, joint_attention_kwargs),
         )
-        refuse_image_prompts(
-            ip_adapter_image, ip_adapter_image_embeds, negative_ip_adapter_image, negative_ip_adapter_image_embeds
+        refuse_adapters(
+            ip_adapter_image=ip_adapter_image,
+            ip_adapter_image_embeds=ip_adapter_image_embeds,
+            negative_ip_adapter_image=negative_ip_adapter_image,
+            negative_ip_adapter_image_embeds=negative_ip_adapter_image_embeds,
         )
         return self._draw(call)

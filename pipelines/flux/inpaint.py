@@ -8,10 +8,11 @@ import torch
 from diffusion_core.images import ImageInput
 from diffusion_core.randomness import Generators
 
+from ..arguments import refuse_adapters
 from ..callbacks import Callback
 from ..picture import Call
 from ..tasks import Inpaint
-from .base import LONGEST_TEXT, FluxAdapterBase, Prompts, refuse_image_prompts
+from .base import LONGEST_TEXT, FluxAdapterBase, Prompts
 from .output import FluxPipelineOutput
 
 
@@ -111,7 +112,10 @@ class FluxInpaintPipeline(FluxAdapterBase):
             callback_on_step_end_tensor_inputs=callback_on_step_end_tensor_inputs,
             state=self._state(prompts, guidance_scale, true_cfg_scale, joint_attention_kwargs),
         )
-        refuse_image_prompts(
-            ip_adapter_image, ip_adapter_image_embeds, negative_ip_adapter_image, negative_ip_adapter_image_embeds
+        refuse_adapters(
+            ip_adapter_image=ip_adapter_image,
+            ip_adapter_image_embeds=ip_adapter_image_embeds,
+            negative_ip_adapter_image=negative_ip_adapter_image,
+            negative_ip_adapter_image_embeds=negative_ip_adapter_image_embeds,
         )
         return self._draw(call)

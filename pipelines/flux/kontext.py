@@ -8,12 +8,13 @@ import torch
 from diffusion_core.images import ImageInput
 from diffusion_core.randomness import Generators
 
+from ..arguments import refuse_adapters
 from ..callbacks import Callback
 from ..latents import encode_image, spread
 from ..loop import Steps, check_count
 from ..picture import Call, Tensors
 from ..tasks import FromNoise
-from .base import LONGEST_TEXT, FluxAdapterBase, Prompts, refuse_image_prompts, token_ids
+from .base import LONGEST_TEXT, FluxAdapterBase, Prompts, token_ids
 from .output import FluxPipelineOutput
 
 if TYPE_CHECKING:
@@ -185,8 +186,11 @@ class FluxKontextPipeline(FluxAdapterBase):
             callback_on_step_end_tensor_inputs=callback_on_step_end_tensor_inputs,
             state=self._state(prompts, guidance_scale, true_cfg_scale, joint_attention_kwargs),
         )
-        refuse_image_prompts(
-            ip_adapter_image, ip_adapter_image_embeds, negative_ip_adapter_image, negative_ip_adapter_image_embeds
+        refuse_adapters(
+            ip_adapter_image=ip_adapter_image,
+            ip_adapter_image_embeds=ip_adapter_image_embeds,
+            negative_ip_adapter_image=negative_ip_adapter_image,
+            negative_ip_adapter_image_embeds=negative_ip_adapter_image_embeds,
         )
         return self._draw(call)
 

@@ -1,14 +1,12 @@
 """What PixArt-alpha and PixArt-Sigma share: all but how long a prompt may be."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import torch
 
-from ..callbacks import Callback
 from ..captions import clean_caption, lower_caption
 from ..guidance import guide
-from ..loop import check_count
 from ..picture import Call, Tensors
 from ..tasks import FromNoise
 from ..text_masked import Encoded, MaskedTextPipeline, Prompts
@@ -73,25 +71,3 @@ class PixArtBase(MaskedTextPipeline):
         # What comes after the noise is a learned variance, which these schedulers do without.
         prediction = prediction[:, : self.latent_channels]
         return guide(prediction, self.guidance_scale) if guided else prediction
-
-    # ---- callbacks ----
-
-    def _joined(
-        self, callback: Callback | None, names: Sequence[str] | None, old: OldCallback | None, every: int
-    ) -> tuple[Callback | None, Sequence[str] | None]:
-        """The callback and its names, with a callback of the old form called after it."""
-        check_count("callback_steps", every)
-        if old is None:
-            return callback, names
-        if not callable(old):
-            raise TypeError(f"callback={old!r} is not callable; pass a function or None")
-        first, order = self.step_callback(callback, names), self.scheduler.order
-
-        def both(pipe: Any, step: int, timestep: Any, tensors: Tensors) -> Tensors:
-            tensors = first(step, timestep, **tensors)
-            ends = (step + 1) % order == 0 or step + 1 == pipe.num_timesteps
-            if ends and step // order % every == 0:
-                old(step // order, timestep, tensors["latents"])
-            return tensors
-
-        return both, self._callback_tensor_inputs

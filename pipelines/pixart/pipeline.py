@@ -100,9 +100,6 @@ class PixArtAlphaPipeline(PixArtBase):
             ValueError: for an argument that makes no sense; it is named, and no model has been called.
             NumericalError: if a model gives values that are not finite.
         """
-        on_step_end, shown = self._joined(
-            callback_on_step_end, callback_on_step_end_tensor_inputs, callback, callback_steps
-        )
         prompts = Prompts(
             prompt,
             # Nothing to avoid is the same as an empty text, also beside embeddings.
@@ -125,9 +122,10 @@ class PixArtAlphaPipeline(PixArtBase):
             generator=generator,
             output_type=output_type,
             return_dict=return_dict,
-            callback_on_step_end=on_step_end,
-            callback_on_step_end_tensor_inputs=shown,
+            callback_on_step_end=callback_on_step_end,
+            callback_on_step_end_tensor_inputs=callback_on_step_end_tensor_inputs,
             state={"guidance_scale": guidance_scale},
+            kwargs={"callback": callback, "callback_steps": callback_steps},
         )
         return self._draw(call)
 

@@ -10,20 +10,18 @@ from ...models.autoencoders.qwenimage import AutoencoderKLQwenImage
 from ...models.transformers.checks import check_attention_kwargs
 from ...models.transformers.qwenimage import QwenImageTransformer2DModel
 from ...schedulers.base import Scheduler
-from ..flow import flow_schedule
-from ..latents import decode_latents, pack_latents, unpack_latents
-from ..picture import Call, PicturePipeline, Tensors
+from ..flow import share_of_noise
+from ..latents import decode_latents
+from ..packed import PackedPipeline
+from ..picture import Call, Tensors
 from ..text import as_prompts
 from .prompts import Prompts, Text, encode
 
 if TYPE_CHECKING:
     from transformers import Qwen2_5_VLForConditionalGeneration, Qwen2Tokenizer
 
-# Latents for each side of the pictures that the model was trained on.
-DEFAULT_SIDE = 128
 
-
-class QwenImageBase(PicturePipeline):
+class QwenImageBase(PackedPipeline):
     """Base of the pipelines of Qwen-Image.
 
     Args:
@@ -36,7 +34,7 @@ class QwenImageBase(PicturePipeline):
 
     model_cpu_offload_seq: ClassVar[str | None] = "text_encoder->transformer->vae"
     _callback_tensor_inputs: ClassVar[list[str]] = ["latents", "prompt_embeds"]
-    _denoiser: ClassVar[str] = "transformer"
+    _spaces_steps: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -53,46 +51,17 @@ class QwenImageBase(PicturePipeline):
     # ---- sizes and shapes ----
 
     @property
-    def size_multiple(self) -> int:
-        """Height and width of pictures are multiples of this, since 2 x 2 latents make a token."""
-        return 2 * self.vae_scale_factor
-
-    @property
     def image_processor(self) -> VaeImageProcessor:
         """Brings pictures to the autoencoder's range and sizes, and back."""
         return VaeImageProcessor(vae_scale_factor=self.size_multiple, vae_latent_channels=self.latent_channels)
 
-    def _default_size(self) -> tuple[int, int]:
-        return DEFAULT_SIDE * self.vae_scale_factor, DEFAULT_SIDE * self.vae_scale_factor
-
-    def _packed_shape(self, shape: tuple[int, int, int, int]) -> tuple[int, ...]:
-        count, channels, height, width = shape
-        return count, (height // 2) * (width // 2), 4 * channels
-
-    def _pack(self, latents: torch.Tensor) -> torch.Tensor:
-        return pack_latents(latents)
-
-    def _unpack(self, latents: torch.Tensor, height: int, width: int) -> torch.Tensor:
-        return unpack_latents(latents, height // self.vae_scale_factor, width // self.vae_scale_factor)
-
     # ---- check and encode ----
-
-    @property
-    def do_classifier_free_guidance(self) -> bool:
-        """Whether the current call predicts with and without the prompt ("true" guidance)."""
-        return self.true_cfg_scale > 1
 
     def _check(self, call: Call) -> int:
         batch, prompts = super()._check(call), call.prompts
         check_attention_kwargs(call.state["attention_kwargs"], "attention_kwargs")
-        guided = call.state["true_cfg_scale"] > 1 and prompts.negative_prompt_embeds is None
-        if prompts.prompt is not None or guided:
-            self._check_present("text_encoder", "tokenizer", remedy="pass prompt_embeds and their masks")
-        size = self.transformer.config.joint_attention_dim
-        for name in ("prompt_embeds", "negative_prompt_embeds"):
-            embeds = getattr(prompts, name)
-            if embeds is not None and embeds.shape[-1] != size:
-                raise ValueError(f"{name} has size {embeds.shape[-1]}, but the transformer takes size {size}")
+        self._check_encoders(call, "text_encoder", "tokenizer", remedy="pass prompt_embeds and their masks")
+        self._check_widths(prompts, prompt_embeds=self.transformer.config.joint_attention_dim)
         return batch
 
     def encode_prompt(
@@ -149,10 +118,6 @@ class QwenImageBase(PicturePipeline):
 
     # ---- denoise and decode ----
 
-    def _schedule(self, call: Call) -> Tensors:
-        tokens = (call.task.height // self.size_multiple) * (call.task.width // self.size_multiple)
-        return flow_schedule(self.scheduler, call.num_inference_steps, tokens, sigmas=call.sigmas, always=True)
-
     def _constants(self, call: Call, tensors: Tensors) -> Tensors:
         return {"shape": (1, call.task.height // self.size_multiple, call.task.width // self.size_multiple)}
 
@@ -168,7 +133,7 @@ class QwenImageBase(PicturePipeline):
     def _flow(self, timestep: torch.Tensor, sample: torch.Tensor, tensors: Tensors, name: str) -> torch.Tensor:
         return self.transformer(
             hidden_states=sample,
-            timestep=(timestep.to(sample.dtype) / 1000).expand(len(sample)),
+            timestep=share_of_noise(timestep, len(sample), sample.dtype),
             encoder_hidden_states=tensors[f"{name}_embeds"],
             encoder_hidden_states_mask=tensors[f"{name}_embeds_mask"],
             img_shapes=[[tensors["shape"]]] * len(sample),

@@ -10,7 +10,7 @@ import torch
 from diffusion_core.logging import get_logger
 
 from ...offload.engine import execution_device
-from .. import picture
+from .. import prompts as shared
 from ..loop import check_count
 from ..text import check_negative, count_prompts
 from ..text_t5 import check_length
@@ -30,7 +30,7 @@ _tokenizing = threading.Lock()
 
 
 @dataclass(frozen=True)
-class Prompts(picture.Prompts):
+class Prompts(shared.Prompts):
     """The arguments of a call that say what to draw; see there."""
 
     prompt_embeds_mask: torch.Tensor | None = None

@@ -11,7 +11,8 @@ from ...models.autoencoders.kl import AutoencoderKL
 from ...models.unets.unet_2d_condition import UNet2DConditionModel
 from ...offload.engine import execution_device, execution_dtype
 from ...schedulers.base import Scheduler
-from .. import picture
+from .. import prompts as shared
+from ..arguments import refuse_adapters
 from ..picture import Call, Tensors
 from ..text import (
     as_prompts,
@@ -32,7 +33,7 @@ logger = get_logger(__name__)
 
 
 @dataclass(frozen=True)
-class Prompts(picture.Prompts):
+class Prompts(shared.Prompts):
     """The arguments of a call that say what to draw; see there."""
 
     clip_skip: int | None = None
@@ -115,14 +116,9 @@ class StableDiffusionBase(UNetPipeline):
     def _check(self, call: Call) -> int:
         batch, prompts = super()._check(call), call.prompts
         check_clip_skip(prompts.clip_skip, self.text_encoder)
-        guided = self._guided(call.state["guidance_scale"])
-        if prompts.prompt is not None or (guided and prompts.negative_prompt_embeds is None):
-            self._check_present("text_encoder", "tokenizer", remedy="pass prompt_embeds and negative_prompt_embeds")
-        size = self.unet.config.cross_attention_dim
-        for name in ("prompt_embeds", "negative_prompt_embeds"):
-            embeds = getattr(prompts, name)
-            if embeds is not None and isinstance(size, int) and embeds.shape[-1] != size:
-                raise ValueError(f"{name} has vectors of size {embeds.shape[-1]}, but the UNet takes size {size}")
+        remedy = "pass prompt_embeds and negative_prompt_embeds"
+        self._check_encoders(call, "text_encoder", "tokenizer", remedy=remedy)
+        self._check_widths(prompts, prompt_embeds=self.unet.config.cross_attention_dim)
         return batch
 
     # ---- encode ----
@@ -157,8 +153,7 @@ class StableDiffusionBase(UNetPipeline):
         Returns:
             Both embeddings, shape (prompts * num_images_per_prompt, tokens, size); the second is None without guidance.
         """
-        if lora_scale is not None:
-            raise ValueError("lora_scale has nothing to act on: the text encoder has no adapter")
+        refuse_adapters(lora_scale=lora_scale)
         embeds = (prompt_embeds, negative_prompt_embeds)
         prompts = Prompts(prompt, negative_prompt, *embeds, num_images_per_prompt, clip_skip, long_prompt)
         check_clip_skip(clip_skip, self.text_encoder)

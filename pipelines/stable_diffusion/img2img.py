@@ -39,6 +39,7 @@ class StableDiffusionImg2ImgPipeline(StableDiffusionBase):
         callback_on_step_end: Callback | None = None,
         callback_on_step_end_tensor_inputs: Sequence[str] | None = ("latents",),
         long_prompt: str = "truncate",
+        **kwargs: Any,
     ) -> StableDiffusionPipelineOutput | tuple[Any, list[bool] | None]:
         """Draw pictures after a picture.
 
@@ -77,5 +78,6 @@ class StableDiffusionImg2ImgPipeline(StableDiffusionBase):
             callback_on_step_end=callback_on_step_end,
             callback_on_step_end_tensor_inputs=callback_on_step_end_tensor_inputs,
             state={"guidance_scale": guidance_scale, "guidance_rescale": 0.0, "clip_skip": clip_skip},
+            kwargs=kwargs,
         )
         return self._draw(call)

@@ -40,6 +40,7 @@ class StableDiffusionPipeline(StableDiffusionBase):
         callback_on_step_end: Callback | None = None,
         callback_on_step_end_tensor_inputs: Sequence[str] | None = ("latents",),
         long_prompt: str = "truncate",
+        **kwargs: Any,
     ) -> StableDiffusionPipelineOutput | tuple[Any, list[bool] | None]:
         """Draw pictures.
 
@@ -68,6 +69,8 @@ class StableDiffusionPipeline(StableDiffusionBase):
             callback_on_step_end_tensor_inputs: names of the tensors it is shown.
             long_prompt: "truncate" cuts prompts that the text encoder does not take at once, and says so in
                 `truncated_prompts`; "chunk" encodes them in parts.
+            kwargs: `callback` and `callback_steps`, callbacks of the older form `f(step, timestep, latents)`, which are
+                called after every so many steps; and arguments of adapters, which must be None.
 
         Raises:
             TypeError: for an argument of the wrong kind.
@@ -96,5 +99,6 @@ class StableDiffusionPipeline(StableDiffusionBase):
             callback_on_step_end=callback_on_step_end,
             callback_on_step_end_tensor_inputs=callback_on_step_end_tensor_inputs,
             state={"guidance_scale": guidance_scale, "guidance_rescale": guidance_rescale, "clip_skip": clip_skip},
+            kwargs=kwargs,
         )
         return self._draw(call)

@@ -10,7 +10,8 @@ from ...models.autoencoders.kl import AutoencoderKL
 from ...models.transformers.checks import check_attention_kwargs
 from ...models.transformers.sd3 import SD3Transformer2DModel
 from ...schedulers.base import Scheduler
-from ..flow import image_shift
+from ..arguments import refuse_adapters
+from ..flow import image_shift, one_a_sample
 from ..guidance import guide
 from ..loop import check_scale
 from ..picture import Call, PicturePipeline, Tensors
@@ -110,11 +111,11 @@ class StableDiffusion3Base(PicturePipeline):
         clip_skip: int | None,
         mu: float | None,
         joint_attention_kwargs: Mapping[str, Any] | None,
-        *ip_adapter: Any,
+        ip_adapter_image: Any,
+        ip_adapter_image_embeds: Any,
     ) -> Tensors:
         """What can be read and changed during a call."""
-        if any(each is not None for each in ip_adapter):
-            raise ValueError("ip_adapter_image and ip_adapter_image_embeds must be None: no adapter is loaded")
+        refuse_adapters(ip_adapter_image=ip_adapter_image, ip_adapter_image_embeds=ip_adapter_image_embeds)
         check_attention_kwargs(joint_attention_kwargs)
         return {
             "guidance_scale": guidance_scale,
@@ -128,21 +129,13 @@ class StableDiffusion3Base(PicturePipeline):
         batch, prompts = super()._check(call), call.prompts
         check_clip_skip(prompts.clip_skip, self.text_encoder)
         self._check_schedule(call)
-        guided = self._guided(call.state["guidance_scale"])
-        if prompts.prompt is not None or (guided and prompts.negative_prompt_embeds is None):
-            self._check_present(
-                "text_encoder", "tokenizer", "text_encoder_2", "tokenizer_2", remedy="pass embeddings and pooled ones"
-            )
-            if self.text_encoder_3 is not None:
-                self._check_present("tokenizer_3", remedy="set text_encoder_3 to None too, or load both")
+        names = ["text_encoder", "tokenizer", "text_encoder_2", "tokenizer_2"]
+        self._check_encoders(call, *names, remedy="pass embeddings and pooled ones")
+        if self.text_encoder_3 is not None:
+            self._check_encoders(call, "tokenizer_3", remedy="set text_encoder_3 to None too, or load both")
         config = self.transformer.config
-        for kind, size in zip(_KINDS, (config.joint_attention_dim, config.pooled_projection_dim), strict=True):
-            for name in (kind, f"negative_{kind}"):
-                embeds = getattr(prompts, name)
-                if embeds is not None and embeds.shape[-1] != size:
-                    raise ValueError(
-                        f"{name} has vectors of size {embeds.shape[-1]}, the transformer takes size {size}"
-                    )
+        sizes = (config.joint_attention_dim, config.pooled_projection_dim)
+        self._check_widths(prompts, **dict(zip(_KINDS, sizes, strict=True)))
         return batch
 
     def _check_schedule(self, call: Call) -> None:
@@ -194,8 +187,7 @@ class StableDiffusion3Base(PicturePipeline):
             Embeddings (prompts * num_images_per_prompt, tokens, size), negative ones, pooled ones (..., size), and
             negative pooled ones; the negative ones are None without guidance.
         """
-        if lora_scale is not None:
-            raise ValueError("lora_scale has nothing to act on: the text encoders have no adapter")
+        refuse_adapters(lora_scale=lora_scale)
         prompts = Prompts(
             prompt,
             negative_prompt,
@@ -254,8 +246,7 @@ class StableDiffusion3Base(PicturePipeline):
     def _schedule(self, call: Call) -> Tensors:
         config, mu = self.scheduler.config, call.state["mu"]
         if mu is None and config.get("use_dynamic_shifting"):
-            tokens = (call.task.height // self.size_multiple) * (call.task.width // self.size_multiple)
-            mu = image_shift(config, tokens)
+            mu = image_shift(config, call.task.tokens(self.size_multiple))
         return {"sigmas": call.sigmas, **({} if mu is None else {"mu": mu})}
 
     def _predict(self, index: int, timestep: torch.Tensor, sample: torch.Tensor, tensors: Tensors) -> torch.Tensor:
@@ -288,7 +279,7 @@ class StableDiffusion3Base(PicturePipeline):
     ) -> torch.Tensor:
         return self.transformer(
             hidden_states=sample,
-            timestep=timestep.expand(len(sample)),
+            timestep=one_a_sample(timestep, len(sample)),
             encoder_hidden_states=text,
             pooled_projections=pooled,
             joint_attention_kwargs=self.joint_attention_kwargs,

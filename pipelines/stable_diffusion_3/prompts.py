@@ -29,12 +29,7 @@ class Prompts(xl.Prompts):
         count = super().count()
         check_length("max_sequence_length", self.max_sequence_length, LONGEST_TEXT)
         for prefix in ("", "negative_"):
-            third = getattr(self, f"{prefix}prompt_3")
-            if third is None:
-                continue
-            if getattr(self, f"{prefix}prompt_embeds") is not None:
-                raise ValueError(f"{prefix}prompt_3 and {prefix}prompt_embeds exclude each other: pass one of them")
-            as_prompts(third, count, f"{prefix}prompt_3")
+            self.check_text(f"{prefix}prompt_3", count)
         return count
 
     def given(self, prefix: str) -> Encoded | None:

@@ -8,6 +8,7 @@ import torch
 from ...models.autoencoders.kl import AutoencoderKL
 from ...models.unets.unet_2d_condition import UNet2DConditionModel
 from ...schedulers.base import Scheduler
+from ..arguments import refuse_adapters
 from ..loop import Steps
 from ..picture import Call, Tensors
 from ..text import check_clip_skip
@@ -168,16 +169,12 @@ class StableDiffusionXLBase(UNetPipeline):
         call.conditions.check()
         check_parts(call.denoising_start, call.denoising_end)
         guided = self._guided(call.state["guidance_scale"])
-        self._check_encoders(prompts, guided)
-        size = self.unet.config.cross_attention_dim
-        for name in ("prompt_embeds", "negative_prompt_embeds"):
-            embeds = getattr(prompts, name)
-            if embeds is not None and isinstance(size, int) and embeds.shape[-1] != size:
-                raise ValueError(f"{name} has vectors of size {embeds.shape[-1]}, but the UNet takes size {size}")
+        self._check_text(prompts, guided)
+        self._check_widths(prompts, prompt_embeds=self.unet.config.cross_attention_dim)
         self._check_conditions(prompts)
         return batch
 
-    def _check_encoders(self, prompts: Prompts, guided: bool) -> None:
+    def _check_text(self, prompts: Prompts, guided: bool) -> None:
         """Refuse a call that has texts to encode and nothing to do it with, or skips more layers than there are."""
         for _, encoder in self._encoders():
             check_clip_skip(prompts.clip_skip, encoder)
@@ -255,8 +252,7 @@ class StableDiffusionXLBase(UNetPipeline):
             `pooled_prompt_embeds`, `negative_pooled_prompt_embeds` (prompts * num_images_per_prompt, size); the
             negative ones are None without guidance.
         """
-        if lora_scale is not None:
-            raise ValueError("lora_scale has nothing to act on: the text encoders have no adapter")
+        refuse_adapters(lora_scale=lora_scale)
         prompts = Prompts(
             prompt,
             negative_prompt,
@@ -271,7 +267,7 @@ class StableDiffusionXLBase(UNetPipeline):
             long_prompt=long_prompt,
         )
         prompts.count()
-        self._check_encoders(prompts, do_classifier_free_guidance)
+        self._check_text(prompts, do_classifier_free_guidance)
         with self.letting_go():
             positive, negative = self._encode(prompts, do_classifier_free_guidance, device)
         none = (None, None) if negative is None else (negative.embeds, negative.pooled)

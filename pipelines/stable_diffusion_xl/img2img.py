@@ -58,6 +58,7 @@ class StableDiffusionXLImg2ImgPipeline(StableDiffusionXLRedrawing):
         callback_on_step_end: Callback | None = None,
         callback_on_step_end_tensor_inputs: Sequence[str] | None = ("latents",),
         long_prompt: str = "truncate",
+        **kwargs: Any,
     ) -> StableDiffusionXLPipelineOutput | tuple[Any, ...]:
         """Draw pictures after a picture.
 
@@ -113,8 +114,9 @@ class StableDiffusionXLImg2ImgPipeline(StableDiffusionXLRedrawing):
             callback_on_step_end,
             callback_on_step_end_tensor_inputs,
             {"guidance_scale": guidance_scale, "guidance_rescale": guidance_rescale, "clip_skip": clip_skip},
-            conditions,
+            conditions=conditions,
             denoising_start=denoising_start,
             denoising_end=denoising_end,
+            kwargs=kwargs,
         )
         return self._draw(call)

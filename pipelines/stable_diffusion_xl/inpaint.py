@@ -66,6 +66,7 @@ class StableDiffusionXLInpaintPipeline(StableDiffusionXLRedrawing):
         callback_on_step_end: Callback | None = None,
         callback_on_step_end_tensor_inputs: Sequence[str] | None = ("latents",),
         long_prompt: str = "truncate",
+        **kwargs: Any,
     ) -> StableDiffusionXLPipelineOutput | tuple[Any, ...]:
         """Repaint pictures.
 
@@ -133,8 +134,9 @@ class StableDiffusionXLInpaintPipeline(StableDiffusionXLRedrawing):
             callback_on_step_end,
             callback_on_step_end_tensor_inputs,
             {"guidance_scale": guidance_scale, "guidance_rescale": guidance_rescale, "clip_skip": clip_skip},
-            conditions,
+            conditions=conditions,
             denoising_start=denoising_start,
             denoising_end=denoising_end,
+            kwargs=kwargs,
         )
         return self._draw(call)

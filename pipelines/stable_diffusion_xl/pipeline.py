@@ -51,6 +51,7 @@ class StableDiffusionXLPipeline(StableDiffusionXLBase):
         callback_on_step_end: Callback | None = None,
         callback_on_step_end_tensor_inputs: Sequence[str] | None = ("latents",),
         long_prompt: str = "truncate",
+        **kwargs: Any,
     ) -> StableDiffusionXLPipelineOutput | tuple[Any, ...]:
         """Draw pictures.
 
@@ -87,6 +88,8 @@ class StableDiffusionXLPipeline(StableDiffusionXLBase):
             callback_on_step_end_tensor_inputs: names of the tensors it is shown.
             long_prompt: "truncate" cuts prompts that the text encoders do not take at once, and says so in
                 `truncated_prompts`; "chunk" encodes them in parts.
+            kwargs: `callback` and `callback_steps`, callbacks of the older form `f(step, timestep, latents)`, which are
+                called after every so many steps; and arguments of adapters, which must be None.
 
         Raises:
             TypeError: for an argument of the wrong kind.
@@ -128,7 +131,8 @@ class StableDiffusionXLPipeline(StableDiffusionXLBase):
             callback_on_step_end,
             callback_on_step_end_tensor_inputs,
             {"guidance_scale": guidance_scale, "guidance_rescale": guidance_rescale, "clip_skip": clip_skip},
-            conditions,
+            conditions=conditions,
             denoising_end=denoising_end,
+            kwargs=kwargs,
         )
         return self._draw(call)

@@ -7,43 +7,21 @@ from typing import Any, NamedTuple
 import torch
 
 from ...offload.engine import execution_device
-from .. import picture
+from ..prompts import PooledPrompts
 from ..text import as_prompts, check_long_prompt, encode_clip, parts_for
 
 
 @dataclass(frozen=True)
-class Prompts(picture.Prompts):
+class Prompts(PooledPrompts):
     """The arguments of a call that say what to draw; see there."""
 
-    prompt_2: str | Sequence[str] | None = None
-    negative_prompt_2: str | Sequence[str] | None = None
-    pooled_prompt_embeds: torch.Tensor | None = None
-    negative_pooled_prompt_embeds: torch.Tensor | None = None
     clip_skip: int | None = None
     long_prompt: str = "truncate"
 
     def count(self) -> int:
         """The number of prompts, after all that can be told about them alone was checked."""
         check_long_prompt(self.long_prompt)
-        count = super().count()
-        for prefix in ("", "negative_"):
-            embeds, pooled = (getattr(self, f"{prefix}{name}") for name in ("prompt_embeds", "pooled_prompt_embeds"))
-            if (embeds is None) != (pooled is None):
-                given, lacking = ("prompt_embeds", "pooled_prompt_embeds")[:: 1 if pooled is None else -1]
-                raise ValueError(
-                    f"{prefix}{given} needs {prefix}{lacking} too: pass both, as encode_prompt returns them"
-                )
-            second = getattr(self, f"{prefix}prompt_2")
-            if second is None:
-                continue
-            if embeds is not None:
-                raise ValueError(f"{prefix}prompt_2 and {prefix}prompt_embeds exclude each other: pass one of them")
-            as_prompts(second, count, f"{prefix}prompt_2")
-        for name in ("pooled_prompt_embeds", "negative_pooled_prompt_embeds"):
-            pooled = getattr(self, name)
-            if pooled is not None and (pooled.ndim != 2 or len(pooled) not in (1, count)):
-                raise ValueError(f"{name} has shape {tuple(pooled.shape)}, expected ({count}, size)")
-        return count
+        return super().count()
 
 
 class Encoded(NamedTuple):

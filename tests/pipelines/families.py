@@ -14,7 +14,7 @@ from transformers import CLIPTextConfig, CLIPTextModelWithProjection
 
 import diffusion_core
 
-from . import cogvideo, flux, masked, qwen, sd, sd3, steered, tiny
+from . import cogvideo, flux, ltx, masked, qwen, sd, sd3, steered, tiny
 
 PROMPTS = ["a red cat", "a dog"]
 NEGATIVES = ["ugly", "blue"]
@@ -46,7 +46,7 @@ class Family:
         task_arguments: of the calls of one task, besides.
         graphs: of the compiled denoiser for all steps of a call with guidance; 2 where both predictions are made apart.
         beside: more components that are called in each step.
-        absent: arguments of the reference that are left out on purpose.
+        absent: arguments of the reference that are not in the signature, on purpose.
     """
 
     name: str
@@ -67,9 +67,7 @@ class Family:
     graphs: int = 1
     beside: tuple[str, ...] = ()
     task_arguments: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    absent: frozenset[str] = frozenset(
-        {"ip_adapter_image", "ip_adapter_image_embeds", "cross_attention_kwargs", "kwargs"}
-    )
+    absent: frozenset[str] = frozenset({"ip_adapter_image", "ip_adapter_image_embeds", "cross_attention_kwargs"})
 
     def __str__(self) -> str:
         return self.name
@@ -327,6 +325,7 @@ PIXART = Family(
     masked.pixart_embed,
     (("DPMSolverMultistepScheduler", masked.BETAS), ("EulerDiscreteScheduler", masked.BETAS)),
     arguments=masked.PIXART_ARGUMENTS,
+    absent=frozenset({"kwargs"}),
     multiple=8,
     denoiser="transformer",
     callback_tensors=("latents", "prompt_embeds", "prompt_attention_mask"),
@@ -510,6 +509,30 @@ COGVIDEOX_IMAGE = replace(
     latents=(4, 4, 8, 8),
 )
 
+LTX = Family(
+    "ltx",
+    ltx.parts,
+    {"text": "LTXPipeline", "image": "LTXImageToVideoPipeline"},
+    ltx.embed,
+    ltx.SCHEDULERS,
+    text_schedulers=(flux.SCHEDULERS["unipc"],),
+    arguments={"max_sequence_length": ltx.LENGTH, "height": 32, "width": 32},
+    latents=(48, 8),
+    frames=9,
+    multiple=8,
+    denoiser="transformer",
+    callback_tensors=("latents", "prompt_embeds", "negative_prompt_embeds"),
+    absent=frozenset(),
+)
+# With a decoder that takes the last step.
+LTX_TIMED = replace(
+    LTX,
+    name="ltx-timed",
+    parts=ltx.timed_parts,
+    text_schedulers=(),
+    arguments={**LTX.arguments, "decode_timestep": 0.05, "decode_noise_scale": 0.025},
+)
+
 # A new family is an entry here.
 FAMILIES = [
     SD,
@@ -530,5 +553,7 @@ FAMILIES = [
     QWEN,
     COGVIDEOX,
     COGVIDEOX_IMAGE,
+    LTX,
+    LTX_TIMED,
 ]
 CASES = [(family, task) for family in FAMILIES for task in family.tasks]

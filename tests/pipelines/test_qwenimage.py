@@ -99,7 +99,7 @@ def test_without_an_autoencoder_latents_come_out() -> None:
     [
         ({"max_sequence_length": 1025}, "max_sequence_length=1025"),
         ({"attention_kwargs": {"mask": 1}}, "attention_kwargs"),
-        ({"prompt": None, "prompt_embeds": torch.zeros(1, 9, 15)}, "prompt_embeds has size 15"),
+        ({"prompt": None, "prompt_embeds": torch.zeros(1, 9, 15)}, "prompt_embeds has vectors of size 15"),
         (
             {
                 "prompt": None,

@@ -219,15 +219,18 @@ def test_guidance_can_be_switched_off_on_the_way() -> None:
 
 EMBEDS = {"prompt": None, "negative_prompt": None, "prompt_embeds": torch.zeros(1, 77, 64)}
 WRONG: list[tuple[dict[str, Any], str]] = [
-    (EMBEDS, "prompt_embeds needs pooled_prompt_embeds too"),
-    ({**EMBEDS, "pooled_prompt_embeds": torch.zeros(2, 32)}, "pooled_prompt_embeds has shape"),
+    (EMBEDS, "prompt_embeds and pooled_prompt_embeds come together"),
+    ({**EMBEDS, "pooled_prompt_embeds": torch.zeros(2, 32)}, "pooled_prompt_embeds has the shape"),
     (
         {**EMBEDS, "prompt_embeds": torch.zeros(1, 77, 63), "pooled_prompt_embeds": torch.zeros(1, 32)},
-        "vectors of size 63, but the UNet takes size 64",
+        "vectors of size 63, the unet takes size 64",
     ),
     ({**EMBEDS, "pooled_prompt_embeds": torch.zeros(1, 31)}, "the UNet takes 80 values"),
     ({**EMBEDS, "pooled_prompt_embeds": torch.zeros(1, 32), "prompt_2": "a"}, "prompt_2 and prompt_embeds exclude"),
-    ({"negative_pooled_prompt_embeds": torch.zeros(1, 32)}, "negative_pooled_prompt_embeds needs"),
+    (
+        {"negative_pooled_prompt_embeds": torch.zeros(1, 32)},
+        "negative_prompt_embeds and negative_pooled_prompt_embeds come together",
+    ),
     ({"prompt_2": ["a", "b"]}, "prompt_2 has 2 texts for 1 prompts"),
     ({"original_size": 64}, "original_size=64 must be a pair"),
     ({"crops_coords_top_left": None}, "crops_coords_top_left=None"),
