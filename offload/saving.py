@@ -33,6 +33,7 @@ def save_tensors(
     checksum: bool = False,
     weights_name: str = WEIGHTS_NAME,
     notes: Mapping[str, str] | None = None,
+    note_layouts: bool = True,
 ) -> list[Path]:
     """Write named tensors as one checkpoint, and remove what an older save of the same variant and format left.
 
@@ -43,6 +44,7 @@ def save_tensors(
         max_shard_size: bytes or a text such as "5GB" or "5GiB"; a single larger tensor gets a shard of its own.
         checksum: note the sha256 of the weights in each file, for `verify_checksum` when loading.
         notes: what else each file's metadata says.
+        note_layouts: note which weights are channels last, so that loading lays them out alike.
 
     Returns:
         The weight files, in order.
@@ -80,7 +82,7 @@ def save_tensors(
             beside[final] = final.with_name(f".{filename}.{secrets.token_hex(4)}.tmp")
             part = {name: stored[name] for name in names}
             if safetensors:
-                _write_safetensors(beside[final], part, {**(notes or {}), **aliases}, checksum)
+                _write_safetensors(beside[final], part, {**(notes or {}), **aliases}, checksum, note_layouts)
             else:
                 own_aliases = {name: stored[kept] for name, kept in aliases.items() if kept in part}
                 torch.save({**part, **own_aliases}, beside[final])
@@ -95,9 +97,9 @@ def save_tensors(
         files = dict(split.tensor_to_filename)
         files |= {} if safetensors else {name: files[kept] for name, kept in aliases.items()}
         total = sum(tensor.numel() * tensor.element_size() for tensor in stored.values())
-        notes = {**aliases, "total_size": total} if safetensors else {"total_size": total}
+        about = {**aliases, "total_size": total} if safetensors else {"total_size": total}
         write_text(
-            target / index, json.dumps({"metadata": notes, "weight_map": files}, indent=2, sort_keys=True) + "\n"
+            target / index, json.dumps({"metadata": about, "weight_map": files}, indent=2, sort_keys=True) + "\n"
         )
         written.append(target / index)
     _remove_stale(target, weights_name, suffix, variant, {path.name for path in written})
@@ -131,7 +133,9 @@ def _check_storable(name: str, tensor: torch.Tensor) -> None:
         raise CheckpointError(f"{name} has dtype {tensor.dtype} and layout {tensor.layout}, which have no stored form")
 
 
-def _write_safetensors(path: Path, tensors: dict[str, torch.Tensor], extra: dict[str, str], checksum: bool) -> None:
+def _write_safetensors(
+    path: Path, tensors: dict[str, torch.Tensor], extra: dict[str, str], checksum: bool, note_layouts: bool
+) -> None:
     """Write one file, a tensor at a time.
 
     The format allows no gaps. So what is a multiple of a cache line goes first, then large elements before small
@@ -139,7 +143,7 @@ def _write_safetensors(path: Path, tensors: dict[str, torch.Tensor], extra: dict
     """
     notes = {"format": "pt", **extra}
     layouts = sorted(name for name, tensor in tensors.items() if _is_channels_last(tensor))
-    if layouts:
+    if layouts and note_layouts:
         notes[MEMORY_FORMAT_KEY] = json.dumps(layouts)
     if checksum:
         notes[CHECKSUM_KEY] = _NO_HASH

@@ -8,6 +8,7 @@ from torch import nn
 
 from diffusion_core.randomness import Generators
 
+from ...offload.memory_format import in_best_layout
 from ..base import Model
 from .distribution import DiagonalGaussianDistribution
 from .outputs import AutoencoderKLOutput, DecoderOutput
@@ -51,7 +52,7 @@ class VariationalAutoencoder(TilingMixin, Model):
         return DiagonalGaussianDistribution(self._in_parts(self._encode, x, decode=False))
 
     def _encode(self, x: torch.Tensor) -> torch.Tensor:
-        moments = self.encoder(x)
+        moments = in_best_layout(self.encoder, x)
         return moments if self.quant_conv is None else self.quant_conv(moments)
 
 
@@ -158,4 +159,4 @@ class AutoencoderKL(VariationalAutoencoder):
         return self.decode(z, return_dict=return_dict)
 
     def _decode(self, z: torch.Tensor) -> torch.Tensor:
-        return self.decoder(z if self.post_quant_conv is None else self.post_quant_conv(z))
+        return in_best_layout(self.decoder, z if self.post_quant_conv is None else self.post_quant_conv(z))

@@ -66,6 +66,7 @@ class UNet2DModel(Model):
     _keep_in_fp32_modules: ClassVar[list[str] | None] = None
     _skip_layerwise_casting_patterns: ClassVar[list[str] | tuple[str, ...] | None] = ["norm"]
     _supports_gradient_checkpointing: ClassVar[bool] = False
+    _prefers_channels_last: ClassVar[bool] = True
 
     def __init__(
         self,
