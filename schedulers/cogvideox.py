@@ -5,7 +5,7 @@ from typing import Any
 import torch
 
 from .base import Device, VPScheduler, to_list
-from .sigmas import Numbers, choice
+from .sigmas import Numbers, choice, make_betas
 
 
 class CogVideoXScheduler(VPScheduler):
@@ -42,9 +42,13 @@ class CogVideoXScheduler(VPScheduler):
     def _take_training_schedule(self, *, ends_clean: bool = True) -> None:
         super()._take_training_schedule(ends_clean=ends_clean)
         config = self.config
+        low, high, count = config["beta_start"], config["beta_end"], len(self._kept)
         if config["beta_schedule"] == "scaled_linear" and config["trained_betas"] is None:
-            ends = config["beta_start"] ** 0.5, config["beta_end"] ** 0.5
-            self.betas = torch.linspace(*ends, config["num_train_timesteps"], dtype=torch.float64) ** 2
+            self.betas = torch.linspace(low**0.5, high**0.5, count, dtype=torch.float64) ** 2
+        else:
+            # As they are: the shift comes first, and then the last step is made pure noise.
+            self.betas = make_betas(config["beta_schedule"], low, high, count, config["trained_betas"])
+        self.alphas = 1.0 - self.betas
         kept = torch.cumprod(1 - self.betas.double(), dim=0)
         shift = config["snr_shift_scale"]
         kept = kept / (shift + (1 - shift) * kept)
@@ -65,6 +69,7 @@ class CogVideoXScheduler(VPScheduler):
         sigmas: Numbers | None = None,
     ) -> None:
         """Choose the steps: how many, or which timesteps (falling), or which VE sigmas (falling, with the end)."""
+        self._stride = 1
         self._take_vp_schedule(num_inference_steps, device, timesteps, sigmas)
 
     def _ready(self) -> None:

@@ -57,7 +57,8 @@ class CogVideoXDPMScheduler(CogVideoXScheduler):
             return self._result_like(sample, original, original, return_dict)
         h = _log_snr(kept_next) - _log_snr(kept)
         data = original
-        if old_pred_original_sample is not None and timestep_back is not None:
+        last = (timestep if self._step_index is None else self._times[self._step_index]) < self._stride
+        if old_pred_original_sample is not None and timestep_back is not None and not last:
             before = _log_snr(kept) - _log_snr(self._kept_at(timestep_back))
             data = torch.lerp(full_precision(old_pred_original_sample), original, 1 + h / (2 * before))
             if variance_noise is None:
