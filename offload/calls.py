@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from .hoisting import is_serving
+
 if TYPE_CHECKING:
     from .engine import Placement
     from .groups import LiveGroup
@@ -34,6 +36,11 @@ class Call:
         self.groups: list[LiveGroup] = []
         self.generation = 0
 
+    @property
+    def needed(self) -> list[LiveGroup]:
+        """The groups that it needs now."""
+        return needed(self.groups)
+
     def enter(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         return self.placement.enter(self, args, kwargs)
 
@@ -42,6 +49,11 @@ class Call:
 
     def leave(self) -> None:
         self.placement.leave(self)
+
+
+def needed(groups: list[LiveGroup]) -> list[LiveGroup]:
+    """Those of some groups that calls of this thread need: where tables serve, without what these replace."""
+    return [group for group in groups if not group.spec.hoisted] if is_serving() else groups
 
 
 class Run(threading.local):

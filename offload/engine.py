@@ -22,9 +22,10 @@ from torch import nn
 from diffusion_core.errors import PlacementError
 from diffusion_core.logging import get_logger
 
-from .calls import Call, Lane, Run
+from .calls import Call, Lane, Run, needed
 from .gates import CALL, Override, Watcher, remove_override, unwatch, watch
-from .groups import LiveGroup, Place
+from .groups import LiveGroup, Place, room_beside
+from .hoisting import Hoisting, serve
 from .homes import Homes
 from .order import END, Order
 from .plan import Plan, Strategy, Until
@@ -75,6 +76,7 @@ class Placement:
         self._inside: dict[LiveGroup, None] = {}
         self._ahead: dict[LiveGroup, None] = {}
         self._shape: list[Any] = []
+        self._hoistings: list[Hoisting] = []
         self._transfers: dict[torch.device, Transfer] = {}
         self._removed = False
 
@@ -187,6 +189,7 @@ class Placement:
             for name in group.spec.modules:
                 self._by_module.setdefault(name, []).append(group)
         self._install(root)
+        self._hoistings = serve(self)
         self._shape = fingerprint(self.modules.values())
         for group in self._groups:
             if group.spec.until is Until.REMOVED:
@@ -222,6 +225,8 @@ class Placement:
         for group in self._groups:
             group.let_go()
             self._lane.groups.discard(group)
+        for hoisting in self._hoistings:
+            hoisting.remove()
         for reference, method in self._gates:
             module = reference()
             if module is not None:
@@ -230,7 +235,7 @@ class Placement:
             remove_override(module, "_apply", self._apply)
             for method in ("state_dict", "load_state_dict"):
                 remove_override(module, method, self._at_home)
-        self._groups, self._groups_of, self._gates, self._by_module = [], [], [], {}
+        self._groups, self._groups_of, self._gates, self._by_module, self._hoistings = [], [], [], {}, []
         self._transfers.clear()
         self._order = Order()
 
@@ -289,13 +294,13 @@ class Placement:
                 call.groups = self._groups_of[call.number]
             self._running += outermost
             run.callers.append(None)
-            for group in call.groups:
+            for group in call.needed:
                 group.active += 1
             try:
                 self._seen.setdefault(call.name)
                 self._order.note(run.before, run.call, call.number)
                 run.before, run.call = run.call, call.number
-                self._use(call.groups)
+                self._use(call.needed)
                 return self._move_inputs(call, run, outermost, args, kwargs)
             except BaseException:
                 self.leave(call)
@@ -308,7 +313,7 @@ class Placement:
         something to do meanwhile.
         """
         with self._lock:
-            self._fetch_ahead(self._run, call.groups)
+            self._fetch_ahead(self._run, call.needed)
         caller = self._run.callers[-1]
         return output if caller is None else send(output, caller)
 
@@ -318,14 +323,14 @@ class Placement:
         with self._lock:
             if self._ahead and isinstance(sys.exc_info()[1], torch.OutOfMemoryError):
                 self._fetch_less()
-            for group in call.groups:
+            for group in call.needed:
                 group.active -= 1
             run.callers.pop()
             if not run.callers:
                 self._running -= 1
                 self._finish(run)
                 return
-            for group in call.groups:
+            for group in call.needed:
                 if group.spec.until is Until.USED and not self._is_wanted(group, run):
                     self._let_go(group)
 
@@ -399,15 +404,15 @@ class Placement:
             return
         wanted: dict[LiveGroup, None] = {}
         size = 0
-        room = _room_beside(using)
+        room = room_beside(using)
         for number in self._order.chain(run.before, run.call, _LONGEST_CHAIN):
-            new = [group for group in self._groups_of[number] if group not in wanted and self._may_come(group)]
+            new = [group for group in needed(self._groups_of[number]) if group not in wanted and self._may_come(group)]
             more = sum(group.size for group in new)
             size += more
             if wanted and (len(wanted) + len(new) > options.ahead or size > self._most_ahead or more > room):
                 break
             # What is fetched now is still there when the calls before it compute.
-            room = min(room - more, _room_beside(self._groups_of[number]))
+            room = min(room - more, room_beside(needed(self._groups_of[number])))
             wanted.update(dict.fromkeys(new))
         for group in [*self._ahead]:
             if group not in wanted:
@@ -588,11 +593,6 @@ def _replaced(modules: Mapping[str, nn.Module]) -> list[tuple[Placement, list[st
     for placement, _ in found.values():
         placement._refuse_during_calls("replace the placement")
     return list(found.values())
-
-
-def _room_beside(groups: Iterable[LiveGroup]) -> int:
-    """How many bytes may be fetched ahead while a call of these groups computes."""
-    return min((group.spec.room - group.size for group in groups if group.spec.room is not None), default=1 << 62)
 
 
 def _first(name: str) -> str:

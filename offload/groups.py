@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -131,6 +131,11 @@ class LiveGroup:
             # A resident copy may have been edited through `.data`, which leaves no trace.
             edited = not torch.equal(now.cpu(), guest.home)
         return guest.home.copy_(now) if edited else guest.home
+
+
+def room_beside(groups: Iterable[LiveGroup]) -> int:
+    """How many bytes may be fetched ahead while a call of these groups computes."""
+    return min((group.spec.room - group.size for group in groups if group.spec.room is not None), default=1 << 62)
 
 
 def _version(tensor: torch.Tensor) -> int | None:

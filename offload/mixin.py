@@ -54,6 +54,35 @@ class OffloadMixin:
             remedy="disable_group_offload()",
         )
 
+    def hoist_modulation(self) -> None:
+        """Keep the weights of adaptive norms off the device: their vectors are made for all steps as a run begins.
+
+        Group, sequential and model offload do so by themselves. This is for a model that stays on its device, or under
+        a device map: these weights then are at home on the CPU, and each comes in once a run. Runs are calls of
+        pipelines, and `cached_run(timesteps)` around calls of the model; other calls bring the weights in each time.
+        The numbers are the same bit for bit. `unhoist_modulation` undoes it.
+
+        Raises:
+            ValueError: if the model has no such layers.
+            PlacementError: if a call is going on.
+        """
+        from .hoisting import modulating_layers
+        from .placed import place_anew
+
+        if not modulating_layers(cast("nn.Module", self)):
+            raise ValueError(
+                f"{type(self).__name__} has no weights whose results depend on timestep and pooled text alone"
+            )
+        self.__dict__["_hoists"] = True
+        place_anew(cast("nn.Module", self))
+
+    def unhoist_modulation(self) -> None:
+        """Let each step make its modulation itself, under memory modes too."""
+        from .placed import place_anew
+
+        self.__dict__["_hoists"] = False
+        place_anew(cast("nn.Module", self))
+
     def disable_group_offload(self) -> None:
         """Undo `enable_group_offload`: all weights are back where they were. Without it there is nothing to do."""
         from .group_offload import remove_group_offloading

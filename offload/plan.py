@@ -42,6 +42,7 @@ class Group:
             mapped into memory, or None for the place where they are when the plan is applied.
         room: while its calls compute, this group and what is fetched ahead, beyond the first, may take so many bytes
             together; None is no bound.
+        hoisted: weights of modulating layers: calls in a run that has tables do not need the group, see `hoisting`.
     """
 
     name: str
@@ -51,6 +52,7 @@ class Group:
     until: Until = Until.USED
     home: str | None = "cpu"
     room: int | None = None
+    hoisted: bool = False
 
 
 @dataclass(frozen=True)

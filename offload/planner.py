@@ -11,8 +11,7 @@ from diffusion_core.errors import PlacementError
 
 from .plan import Strategy, Transfers, Until
 from .sizes import format_bytes, parse_bytes
-from .strategies import Settings, blocks, by_component, group_sizes, leaves, whole, within
-from .structure import nbytes
+from .strategies import Settings, blocks, by_component, group_sizes, largest_call, leaves, whole, within
 from .transfer import has_streams
 
 WITHIN_BUDGET = "a memory budget"
@@ -137,7 +136,7 @@ def _in_groups(
 ) -> tuple[MemoryOption, Strategy | None]:
     """A mode that moves groups, with as many of the main component's on the device as there is room for."""
     moving = by_component(strategy)
-    largest = max(group_sizes(modules, moving(modules, ()).groups).values(), default=0)
+    largest = largest_call(modules, moving(modules, ()).groups)
     least = 2 * largest if settings.transfers.streams else largest
     if least > room:
         return MemoryOption(name, least), None
@@ -145,5 +144,7 @@ def _in_groups(
     plan = bounded(modules, ())
     sizes = group_sizes(modules, plan.groups)
     resident = sum(sizes[group.name] for group in plan.groups if group.until is Until.REMOVED)
-    whole_main = sum(size for tensor, size in nbytes(modules).items() if tensor.startswith(f"{main}."))
-    return MemoryOption(name, least, resident + least, max(0, whole_main - resident)), bounded
+    # Weights of modulation are needed once a run, not in its steps.
+    mine = [group for group in plan.groups if group.tensors[0].startswith(f"{main}.") and not group.hoisted]
+    moved = sum(sizes[group.name] for group in mine) - resident
+    return MemoryOption(name, least, resident + least, max(0, moved)), bounded

@@ -41,12 +41,14 @@ class RunMemory:
     Attributes:
         step: the number of the present step, from 0; None where nobody counts them.
         states: what step caches keep, by whose it is.
+        tables: of modulation, see `hoisting`.
     """
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self.step: int | None = None
         self.states: dict[Hashable, Any] = {}
+        self.tables: dict[Hashable, tuple[Any, ...]] = {}
         self._kept: dict[Hashable, dict[Hashable, _Kept]] = {}
         self._size = 0
         self._schedules: dict[int, tuple[Sequence[torch.Tensor], int]] = {}
@@ -59,23 +61,23 @@ class RunMemory:
 
     def forget_results(self) -> None:
         """Drop all results, for inputs that may have been edited without a trace."""
-        self._kept, self._size = {}, 0
+        self._kept, self._size, self.tables = {}, 0, {}
 
     # ---- results ----
 
     def recall(self, compute: Callable[..., Any], inputs: tuple[Any, ...]) -> Any:
         """The result for these inputs; see `once`."""
         own = self._kept.setdefault(compute, {})
-        key, versions = _identities(inputs), _versions(inputs)
+        key, edits = identities(inputs), versions(inputs)
         kept = own.get(key)
-        if kept is not None and kept.versions == versions:
+        if kept is not None and kept.versions == edits:
             return kept.result
         result = compute(*inputs)
         size = _size_of(result)
         for stale in [key] if kept is not None else [*own][: max(len(own) - _MOST + 1, 0)]:
             self._size -= own.pop(stale).size
         if self._size + size <= self.limit:
-            own[key] = _Kept(inputs, versions, result, size)
+            own[key] = _Kept(inputs, edits, result, size)
             self._size += size
         return result
 
@@ -169,11 +171,13 @@ def told(change: Callable[..., torch.Tensor], timestep: torch.Tensor, *more: Has
     return change(timestep, *more) if memory is None else memory.told(change, timestep, more)
 
 
-def _identities(inputs: tuple[Any, ...]) -> Hashable:
+def identities(inputs: tuple[Any, ...]) -> tuple[Hashable, ...]:
+    """Which tensors these are, and other things as they are: to be kept together with the inputs."""
     return tuple([id(each) if isinstance(each, torch.Tensor) else each for each in inputs])
 
 
-def _versions(inputs: tuple[Any, ...]) -> tuple[int, ...]:
+def versions(inputs: tuple[Any, ...]) -> tuple[int, ...]:
+    """How often the tensors were edited."""
     # Tensors of inference mode do not count their edits; what shows them to users forgets the results instead.
     return tuple([each._version for each in inputs if isinstance(each, torch.Tensor) and not each.is_inference()])
 

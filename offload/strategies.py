@@ -15,6 +15,7 @@ from torch import nn
 
 from diffusion_core.errors import PlacementError
 
+from .hoisting import hoist
 from .plan import Group, Plan, Strategy, Transfers, Until
 from .structure import calling_module, find_blocks, find_leaves, is_within, nbytes, submodules, tensor_names
 
@@ -54,7 +55,8 @@ def whole(settings: Settings, *, until: Until = Until.NEXT) -> Strategy:
 
     def strategy(module: nn.Module, order: Sequence[str] = ()) -> Plan:
         roots = [*module] if isinstance(module, nn.ModuleDict) else [""]
-        return settings.plan(partition(module, [[root] for root in roots], settings, until))
+        groups = partition(module, [[root] for root in roots], settings, until)
+        return settings.plan(hoist(module, groups, by_default=until is not Until.REMOVED))
 
     return strategy
 
@@ -68,7 +70,7 @@ def leaves(settings: Settings) -> Strategy:
     """
 
     def strategy(module: nn.Module, order: Sequence[str] = ()) -> Plan:
-        groups = partition(module, [[name] for name in find_leaves(module)], settings)
+        groups = hoist(module, partition(module, [[name] for name in find_leaves(module)], settings))
         if settings.transfers.streams and settings.transfers.ahead_bytes is None:
             groups = _room_in_blocks(module, groups, settings)
         return settings.plan(groups, _looking_ahead(module, groups, settings.transfers, 0.5))
@@ -79,7 +81,7 @@ def leaves(settings: Settings) -> Strategy:
 def _room_in_blocks(module: nn.Module, groups: Sequence[Group], settings: Settings) -> list[Group]:
     """Leaves with room for half of what the blocks around them take besides them."""
     stacked, loose = find_blocks(module)
-    around = partition(module, [[name] for name in (*stacked, *loose)], settings)
+    around = hoist(module, partition(module, [[name] for name in (*stacked, *loose)], settings))
     sizes, own = group_sizes(module, around), group_sizes(module, groups)
     block_of = {tensor: sizes[block.name] for block in around for tensor in block.tensors}
     return [
@@ -101,7 +103,7 @@ def blocks(settings: Settings, num_blocks: int = 1) -> Strategy:
         if num_blocks > 1 and position:
             stacked.sort(key=lambda name: position.get(name, len(position)))
         runs = [stacked[start : start + num_blocks] for start in range(0, len(stacked), num_blocks)]
-        groups = partition(module, [*runs, *([name] for name in loose)], settings)
+        groups = hoist(module, partition(module, [*runs, *([name] for name in loose)], settings))
         if settings.transfers.streams and settings.transfers.ahead_bytes is None:
             groups = _room_for_blocks(module, groups, set(loose))
         return settings.plan(groups, _looking_ahead(module, groups, settings.transfers, 1.0))
@@ -114,6 +116,9 @@ def _room_for_blocks(module: nn.Module, groups: Sequence[Group], loose: Collecti
     sizes = group_sizes(module, groups)
     rooms: list[Group] = []
     for group in groups:
+        if group.hoisted:
+            rooms.append(group)
+            continue
         around = group.name.rpartition(".")[0] if group.name in loose else group.name
         largest = max(sizes[each.name] for each in groups if is_within(each.name, around))
         rooms.append(replace(group, room=2 * largest))
@@ -183,7 +188,7 @@ def by_map(settings: Settings, device_map: Mapping[str, Any]) -> Strategy:
                 tensors = tuple(name for name in group.tensors if places[name] == home)
                 if tensors:
                     groups.append(replace(group, name=f"{home} {group.name}", tensors=tensors))
-        return replace(settings.plan(groups), returns=tuple(entries))
+        return replace(settings.plan(hoist(module, groups, by_default=False)), returns=tuple(entries))
 
     return strategy
 
@@ -271,7 +276,7 @@ def within(settings: Settings, strategy: Strategy, budget: int, among: str = "")
     def bounded(module: nn.Module, order: Sequence[str] = ()) -> Plan:
         plan = strategy(module, order)
         sizes = group_sizes(module, plan.groups)
-        largest = max(sizes.values(), default=0)
+        largest = largest_call(module, plan.groups)
         reserve = 2 * largest if plan.transfers.streams else largest
         if reserve > budget:
             raise PlacementError(
@@ -279,7 +284,7 @@ def within(settings: Settings, strategy: Strategy, budget: int, among: str = "")
                 f"{'twice that, since groups are fetched ahead' if plan.transfers.streams else 'it has to fit'}; "
                 "raise the budget, or choose smaller groups (leaf_level)"
             )
-        candidates = [group for group in plan.groups if is_within(group.name, among)]
+        candidates = [group for group in plan.groups if is_within(group.name, among) and not group.hoisted]
         kept = _spread([sizes[group.name] for group in candidates], budget - reserve)
         names = {candidates[index].name for index in kept}
         groups = [replace(group, until=Until.REMOVED) if group.name in names else group for group in plan.groups]
@@ -357,6 +362,16 @@ def _unit(name: str, unit_of: Mapping[str, int]) -> int | None:
 def _callers(module: nn.Module, names: Iterable[str]) -> tuple[str, ...]:
     every = tensor_names(module)
     return tuple(dict.fromkeys(calling_module(module, alias) for name in names for alias in every[name]))
+
+
+def largest_call(module: nn.Module, groups: Iterable[Group]) -> int:
+    """Bytes that the calls of one module need at most, without tables of modulation (see `hoisting`)."""
+    groups = list(groups)
+    sizes = group_sizes(module, groups)
+    needs: dict[str, int] = {}
+    for group in groups:
+        needs[group.modules[0]] = needs.get(group.modules[0], 0) + sizes[group.name]
+    return max(needs.values(), default=0)
 
 
 def group_sizes(module: nn.Module, groups: Iterable[Group]) -> dict[str, int]:

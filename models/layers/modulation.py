@@ -1,10 +1,14 @@
 """Adaptive layer norms: shift, scale and gate come from the conditioning vector (DiT, Peebles and Xie 2023)."""
 
+from typing import Any, ClassVar, TypeAlias
+
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 Tensor = torch.Tensor
+# The conditioning vector, or what was made of it ahead; see `Modulating`.
+Vector: TypeAlias = Any
 
 
 def modulate(hidden_states: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
@@ -22,7 +26,26 @@ def normalize(hidden_states: Tensor, eps: float = 1e-6) -> Tensor:
     return torch.layer_norm(hidden_states, hidden_states.shape[-1:], eps=eps)
 
 
-class _Modulation(nn.Module):
+class Modulating(nn.Module):
+    """A layer whose vectors come from the conditioning vector alone, so that a run can make those of all steps ahead.
+
+    Where it has, blocks are handed a dict in place of the vector: by the names of such layers in the block, what they
+    make of it (see `offload.hoisting`).
+
+    Attributes:
+        maker: the name of the part of the layer that has the weights for it.
+        made_as: the name of the layer in its block, once it has been told.
+    """
+
+    maker: ClassVar[str] = "linear"
+    made_as: str = ""
+
+    def make(self, emb: Vector) -> Tensor:
+        """All vectors one after another, (B, n * C), from the conditioning vector (B, C)."""
+        return emb[self.made_as] if isinstance(emb, dict) else self.linear(F.silu(emb))
+
+
+class _Modulation(Modulating):
     """A layer norm without weights, and a linear layer that makes `parts` vectors from the conditioning vector."""
 
     def __init__(self, embedding_dim: int, parts: int, bias: bool, eps: float = 1e-6) -> None:
@@ -30,8 +53,25 @@ class _Modulation(nn.Module):
         self.parts, self.eps = parts, eps
         self.linear = nn.Linear(embedding_dim, parts * embedding_dim, bias=bias)
 
-    def vectors(self, emb: Tensor) -> tuple[Tensor, ...]:
-        return self.linear(F.silu(emb)).chunk(self.parts, dim=1)
+    def vectors(self, emb: Vector) -> tuple[Tensor, ...]:
+        return self.make(emb).chunk(self.parts, dim=1)
+
+
+class Modulator(Modulating, nn.Sequential):
+    """An activation and a linear layer that make `parts` vectors, beside norms that are layers of their own."""
+
+    maker: ClassVar[str] = "1"
+
+    def __init__(self, embedding_dim: int, parts: int) -> None:
+        super().__init__(nn.SiLU(), nn.Linear(embedding_dim, parts * embedding_dim))
+        self.parts = parts
+
+    def make(self, emb: Vector) -> Tensor:
+        return emb[self.made_as] if isinstance(emb, dict) else self[1](self[0](emb))
+
+    def forward(self, emb: Vector) -> tuple[Tensor, ...]:  # type: ignore[override]
+        """The vectors, (B, C) each, from `emb` (B, C)."""
+        return self.make(emb).chunk(self.parts, dim=-1)
 
 
 class AdaLayerNormZero(_Modulation):
@@ -40,7 +80,7 @@ class AdaLayerNormZero(_Modulation):
     def __init__(self, embedding_dim: int, bias: bool = True, eps: float = 1e-6) -> None:
         super().__init__(embedding_dim, 6, bias, eps)
 
-    def forward(self, hidden_states: Tensor, emb: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    def forward(self, hidden_states: Tensor, emb: Vector) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         """Modulate tokens (B, S, C) by `emb` (B, C).
 
         Returns:
@@ -58,7 +98,7 @@ class AdaLayerNormZeroX(_Modulation):
         super().__init__(embedding_dim, 9, bias)
 
     def forward(
-        self, hidden_states: Tensor, emb: Tensor
+        self, hidden_states: Tensor, emb: Vector
     ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
         """As `AdaLayerNormZero`, followed by the tokens for the second attention and the gate of its result."""
         shift, scale, gate, shift_mlp, scale_mlp, gate_mlp, shift_2, scale_2, gate_2 = self.vectors(emb)
@@ -73,13 +113,13 @@ class AdaLayerNormZeroSingle(_Modulation):
     def __init__(self, embedding_dim: int, bias: bool = True) -> None:
         super().__init__(embedding_dim, 3, bias)
 
-    def forward(self, hidden_states: Tensor, emb: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, hidden_states: Tensor, emb: Vector) -> tuple[Tensor, Tensor]:
         """Modulate tokens (B, S, C) by `emb` (B, C); returns them and the gate (B, C) of the block's result."""
         shift, scale, gate = self.vectors(emb)
         return modulate(normalize(hidden_states, self.eps), shift, scale), gate
 
 
-class AdaLayerNormContinuous(nn.Module):
+class AdaLayerNormContinuous(Modulating):
     """A norm with scale and shift but no gate, as before a DiT's last layer (Peebles and Xie 2023, section 3.2).
 
     Args:
@@ -96,10 +136,10 @@ class AdaLayerNormContinuous(nn.Module):
         self.linear = nn.Linear(conditioning_embedding_dim, 2 * embedding_dim, bias=bias)
         self.eps = eps
 
-    def forward(self, hidden_states: Tensor, conditioning_embedding: Tensor) -> Tensor:
+    def forward(self, hidden_states: Tensor, emb: Vector) -> Tensor:
         """Modulate tokens (B, S, embedding_dim) by a vector (B, conditioning_embedding_dim)."""
         # The scale comes first here, unlike in the blocks.
-        scale, shift = self.linear(F.silu(conditioning_embedding).to(hidden_states.dtype)).chunk(2, dim=1)
+        scale, shift = self.make(emb).chunk(2, dim=1)
         return modulate(normalize(hidden_states, self.eps), shift, scale)
 
 

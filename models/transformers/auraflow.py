@@ -12,7 +12,7 @@ from ...offload.runs import once
 from ..base import Model
 from ..layers.embeddings import TimestepEmbedding, Timesteps, batched_timestep
 from ..layers.joint_attention import JointAttention
-from ..layers.modulation import AdaLayerNormZero, gated, modulate
+from ..layers.modulation import AdaLayerNormZero, Modulating, Vector, gated, modulate
 from ..layers.patches import from_patches, patch_grid
 from .checks import check_attention_kwargs, check_given, check_latents, check_tokens
 from .outputs import Transformer2DModelOutput
@@ -61,15 +61,15 @@ class AuraFlowPatchEmbed(nn.Module):
         return self.proj(patches) + table[:, top : top + rows, left : left + columns].flatten(1, 2)
 
 
-class AuraFlowPreFinalBlock(nn.Module):
+class AuraFlowPreFinalBlock(Modulating):
     """Scale and shift before the last layer, without a norm."""
 
     def __init__(self, dim: int) -> None:
         super().__init__()
         self.linear = nn.Linear(dim, 2 * dim, bias=False)
 
-    def forward(self, hidden_states: Tensor, emb: Tensor) -> Tensor:
-        scale, shift = self.linear(F.silu(emb)).chunk(2, dim=1)
+    def forward(self, hidden_states: Tensor, emb: Vector) -> Tensor:
+        scale, shift = self.make(emb).chunk(2, dim=1)
         return modulate(hidden_states, shift, scale)
 
 
@@ -168,6 +168,7 @@ class AuraFlowTransformer2DModel(Model):
     ]
     _keep_in_fp32_modules: ClassVar[list[str] | None] = None
     _skip_layerwise_casting_patterns: ClassVar[list[str] | tuple[str, ...] | None] = ["pos_embed", "norm"]
+    _modulated_by: ClassVar[tuple[str, ...]] = ("timestep",)
 
     def __init__(
         self,

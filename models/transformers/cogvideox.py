@@ -4,14 +4,13 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ...offload.runs import once
 from ..base import Model
 from ..layers.embeddings import TimestepEmbedding, Timesteps, batched_timestep
 from ..layers.joint_attention import JointAttention
-from ..layers.modulation import gated, modulate
+from ..layers.modulation import Modulating, Vector, gated, modulate
 from ..layers.patches import sincos_1d, sincos_2d
 from ..layers.rotary import RotaryTable
 from ..layers.transformer import FeedForward
@@ -53,7 +52,7 @@ class CogVideoXPatchEmbed(nn.Module):
         return self.proj(patches), once(self.text_proj, text)
 
 
-class CogVideoXLayerNormZero(nn.Module):
+class CogVideoXLayerNormZero(Modulating):
     """The norm of text and film before a layer, each with its own shift, scale and gate ("expert adaptive layer norm",
     Yang et al. 2024, section 2.2)."""
 
@@ -62,9 +61,9 @@ class CogVideoXLayerNormZero(nn.Module):
         self.linear = nn.Linear(conditioning_dim, 6 * dim)
         self.norm = nn.LayerNorm(dim, eps=eps, elementwise_affine=elementwise_affine)
 
-    def forward(self, film: Tensor, text: Tensor, temb: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def forward(self, film: Tensor, text: Tensor, temb: Vector) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Modulate tokens (B, S, dim) and (B, T, dim) by `temb`; returns both, and the gates (B, dim) of both."""
-        shift, scale, gate, text_shift, text_scale, text_gate = self.linear(F.silu(temb)).chunk(6, dim=1)
+        shift, scale, gate, text_shift, text_scale, text_gate = self.make(temb).chunk(6, dim=1)
         return (
             modulate(self.norm(film), shift, scale),
             modulate(self.norm(text), text_shift, text_scale),
@@ -119,7 +118,7 @@ class CogVideoXBlock(nn.Module):
         return film + gated(change, gate), text + gated(text_change, text_gate)
 
 
-class CogVideoXLayerNormOut(nn.Module):
+class CogVideoXLayerNormOut(Modulating):
     """The norm before the last layer, with shift and scale."""
 
     def __init__(self, conditioning_dim: int, dim: int, elementwise_affine: bool, eps: float) -> None:
@@ -127,8 +126,8 @@ class CogVideoXLayerNormOut(nn.Module):
         self.linear = nn.Linear(conditioning_dim, 2 * dim)
         self.norm = nn.LayerNorm(dim, eps=eps, elementwise_affine=elementwise_affine)
 
-    def forward(self, film: Tensor, temb: Tensor) -> Tensor:
-        shift, scale = self.linear(F.silu(temb)).chunk(2, dim=1)
+    def forward(self, film: Tensor, temb: Vector) -> Tensor:
+        shift, scale = self.make(temb).chunk(2, dim=1)
         return modulate(self.norm(film), shift, scale)
 
 
@@ -171,6 +170,7 @@ class CogVideoXTransformer3DModel(Model):
     _keep_in_fp32_modules: ClassVar[list[str] | None] = None
     _skip_layerwise_casting_patterns: ClassVar[list[str] | tuple[str, ...] | None] = ["patch_embed", "norm"]
     _supports_gradient_checkpointing: ClassVar[bool] = False
+    _modulated_by: ClassVar[tuple[str, ...]] = ("timestep", "ofs")
 
     def __init__(
         self,

@@ -107,6 +107,7 @@ class FluxBlocks(Model):
     _keep_in_fp32_modules: ClassVar[list[str] | None] = None
     _skip_layerwise_casting_patterns: ClassVar[list[str] | tuple[str, ...] | None] = ["norm"]
     _supports_gradient_checkpointing: ClassVar[bool] = False
+    _modulated_by: ClassVar[tuple[str, ...]] = ("timestep", "pooled_projections", "guidance")
 
     def _build(self, settings: Mapping[str, Any]) -> int:
         """Make embedders and blocks from a config; returns the channels of the tokens in between."""

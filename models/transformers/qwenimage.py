@@ -10,7 +10,7 @@ from ...offload.runs import once
 from ..base import Model
 from ..layers.embeddings import TimestepEmbedding, Timesteps, batched_timestep
 from ..layers.joint_attention import JointAttention
-from ..layers.modulation import AdaLayerNormContinuous, gated, modulate
+from ..layers.modulation import AdaLayerNormContinuous, Modulator, gated, modulate
 from ..layers.rotary import RotaryTable, rotary_table
 from ..layers.transformer import FeedForward
 from .checks import check_attention_kwargs, check_given, check_tokens
@@ -56,13 +56,13 @@ class QwenImageTransformerBlock(nn.Module):
         def norm() -> nn.Module:
             return nn.LayerNorm(dim, eps=eps, elementwise_affine=False)
 
-        self.img_mod = nn.Sequential(nn.SiLU(), nn.Linear(dim, 6 * dim))
+        self.img_mod = Modulator(dim, 6)
         self.img_norm1, self.img_norm2 = norm(), norm()
         self.attn = JointAttention(
             dim, heads=num_attention_heads, dim_head=attention_head_dim, context_dim=dim, qk_norm=qk_norm, eps=eps
         )
         self.img_mlp = FeedForward(dim, activation_fn="gelu-approximate")
-        self.txt_mod = nn.Sequential(nn.SiLU(), nn.Linear(dim, 6 * dim))
+        self.txt_mod = Modulator(dim, 6)
         self.txt_norm1, self.txt_norm2 = norm(), norm()
         self.txt_mlp = FeedForward(dim, activation_fn="gelu-approximate")
 
@@ -75,9 +75,9 @@ class QwenImageTransformerBlock(nn.Module):
         attention_mask: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Image tokens (B, S, dim) and text tokens (B, T, dim), modulated by `temb` (B, dim), in this order."""
-        shift, scale, gate, *image_mlp = self.img_mod(temb).chunk(6, dim=-1)
+        shift, scale, gate, *image_mlp = self.img_mod(temb)
         image = modulate(self.img_norm1(hidden_states), shift, scale)
-        text_shift, text_scale, text_gate, *text_mlp = self.txt_mod(temb).chunk(6, dim=-1)
+        text_shift, text_scale, text_gate, *text_mlp = self.txt_mod(temb)
         text = modulate(self.txt_norm1(encoder_hidden_states), text_shift, text_scale)
 
         image, text = self.attn(image, text, rotary=rotary, attention_mask=attention_mask)
@@ -119,6 +119,7 @@ class QwenImageTransformer2DModel(Model):
     _keep_in_fp32_modules: ClassVar[list[str] | None] = None
     _skip_layerwise_casting_patterns: ClassVar[list[str] | tuple[str, ...] | None] = ["pos_embed", "norm"]
     _supports_gradient_checkpointing: ClassVar[bool] = False
+    _modulated_by: ClassVar[tuple[str, ...]] = ("timestep",)
 
     def __init__(
         self,

@@ -106,6 +106,7 @@ class SD3Transformer2DModel(Model):
     _keep_in_fp32_modules: ClassVar[list[str] | None] = None
     _skip_layerwise_casting_patterns: ClassVar[list[str] | tuple[str, ...] | None] = ["pos_embed", "norm"]
     _supports_gradient_checkpointing: ClassVar[bool] = False
+    _modulated_by: ClassVar[tuple[str, ...]] = ("timestep", "pooled_projections")
 
     def __init__(
         self,
