@@ -1,15 +1,16 @@
 """Prints the lines that each family takes here and in the reference: text to image, all tasks, the denoiser.
 
-Run as `python -m benchmarks.lines_of_code`. Lines are those of whole files, blank ones and comments included. What a
-family shares with others (`picture.py`, `tasks.py` and their kin) is counted once, in the last row.
+Run as `python -m benchmarks.lines_of_code`. Lines are those of whole files, blank ones and comments included. Text to
+image is counted twice: its own file alone, and with all files of the family that it imports. What families share
+(`picture.py`, `tasks.py` and their kin) is counted once, in the last row; the reference's files hold all of this.
 """
 
+import ast
 import importlib.util
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-# family: our pipeline files, the reference's, our denoiser's, the reference's. The first of the files draws from text;
-# "*" stands for all files of the folder.
+# family: our folder, their files, our denoiser, theirs. "{}" stands for a task, text to image first.
 UNETS = ("models/unets/unet_2d_condition.py", "models/unets/unet_2d_condition.py")
 FAMILIES = {
     "Stable Diffusion": ("stable_diffusion", "stable_diffusion/pipeline_stable_diffusion{}.py", *UNETS),
@@ -44,6 +45,12 @@ FAMILIES = {
         "models/transformers/auraflow.py",
         "models/transformers/auraflow_transformer_2d.py",
     ),
+    "Qwen-Image": (
+        "qwenimage",
+        "qwenimage/pipeline_qwenimage{}.py",
+        "models/transformers/qwenimage.py",
+        "models/transformers/transformer_qwenimage.py",
+    ),
 }
 # The reference's tasks that we have too, as they stand in the names of its files.
 TASKS = {
@@ -51,9 +58,15 @@ TASKS = {
     "FLUX.1": ("", "_img2img", "_inpaint", "_fill", "_kontext"),
     "PixArt": ("alpha", "sigma"),
     "AuraFlow": ("",),
+    "Qwen-Image": ("",),
 }
 SHARED = [
     "picture.py",
+    "prompts.py",
+    "arguments.py",
+    "packed.py",
+    "text_masked.py",
+    "flow.py",
     "tasks.py",
     "canvas.py",
     "unet.py",
@@ -70,18 +83,37 @@ def lines(path: Path) -> int:
     return len(path.read_bytes().splitlines()) if path.is_file() else 0
 
 
+def used_by(path: Path, folder: Path) -> set[Path]:
+    """A file and those of its folder that it imports when it is run, directly or by way of one another."""
+    found: set[Path] = set()
+    waiting = [path]
+    while waiting:
+        one = waiting.pop()
+        if one in found or not one.is_file():
+            continue
+        found.add(one)
+        for node in ast.parse(one.read_text()).body:
+            if isinstance(node, ast.ImportFrom) and node.level == 1 and node.module:
+                waiting.append(folder / f"{node.module}.py")
+    return found
+
+
 def row(name: str, reference: Path) -> tuple[int, ...]:
-    """For one family: ours and theirs for text to image, for all tasks, and for the denoiser."""
-    folder, pattern, denoiser, their_denoiser = FAMILIES[name]
-    ours = {path.name: lines(path) for path in (ROOT / "pipelines" / folder).glob("*.py")}
-    theirs = [
-        lines(reference / "pipelines" / pattern.format(task)) for task in TASKS.get(name, ("", "_img2img", "_inpaint"))
-    ]
-    other_tasks = ("img2img", "inpaint", "fill", "kontext", "control", "redux")
-    text = sum(count for file, count in ours.items() if not file.startswith(other_tasks) and file != "safety.py")
-    if name == "ControlNet":
-        text = sum(ours[file] for file in ("base.py", "control.py", "pipeline.py"))
-    return text, theirs[0], sum(ours.values()), sum(theirs), lines(ROOT / denoiser), lines(reference / their_denoiser)
+    """For one family: our lines for text to image alone, with what it imports, and theirs; all tasks; the denoiser."""
+    place, pattern, denoiser, their_denoiser = FAMILIES[name]
+    folder = ROOT / "pipelines" / place
+    tasks = TASKS.get(name, ("", "_img2img", "_inpaint"))
+    theirs = [lines(reference / "pipelines" / pattern.format(task)) for task in tasks]
+    text = folder / "pipeline.py"
+    return (
+        lines(text),
+        sum(lines(path) for path in used_by(text, folder)),
+        theirs[0],
+        sum(lines(path) for path in folder.glob("*.py")),
+        sum(theirs),
+        lines(ROOT / denoiser),
+        lines(reference / their_denoiser),
+    )
 
 
 def main() -> None:
@@ -90,13 +122,17 @@ def main() -> None:
     if spec is None or spec.origin is None:
         raise SystemExit("the reference is not installed: pip install diffusers==0.42.1")
     reference = Path(spec.origin).parent
-    print("lines, ours / the reference's")
-    print(f"{'family':<22}{'text to image':>16}{'all tasks':>16}{'denoiser':>16}")
+    print("lines, ours / the reference's; text to image: its file + the family's files that it imports")
+    print(f"{'family':<22}{'text to image':>20}{'all tasks':>16}{'denoiser':>16}")
     for name in FAMILIES:
-        counts = row(name, reference)
-        cells = [f"{ours} / {theirs}" for ours, theirs in zip(counts[::2], counts[1::2], strict=True)]
-        print(f"{name:<22}" + "".join(f"{cell:>16}" for cell in cells))
-    print(f"{'shared by all':<22}{sum(lines(ROOT / 'pipelines' / file) for file in SHARED):>16}")
+        alone, text, their_text, tasks, their_tasks, denoiser, their_denoiser = row(name, reference)
+        cells = [
+            f"{alone} + {text - alone} / {their_text}",
+            f"{tasks} / {their_tasks}",
+            f"{denoiser} / {their_denoiser}",
+        ]
+        print(f"{name:<22}" + "".join(f"{cell:>{width}}" for cell, width in zip(cells, (20, 16, 16), strict=True)))
+    print(f"{'shared by all':<22}{sum(lines(ROOT / 'pipelines' / file) for file in SHARED):>20}")
 
 
 if __name__ == "__main__":
