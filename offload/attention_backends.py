@@ -298,3 +298,31 @@ def backend_named(name: str) -> Backend:
     if found is None:
         raise ValueError(f"there is no attention backend {name!r}; choose of {', '.join(BACKENDS)}")
     return found
+
+
+def capability_table() -> str:
+    """What every backend can do, as a table in Markdown: that of docs/attention.md."""
+    head = ["backend", "what it is", "needs", "device", "dtypes", "heads up to", "masks", "causal", "exact"]
+    rows = [
+        [
+            f"`{backend.name}`",
+            backend.summary,
+            str(backend.package or "torch"),
+            _devices(backend),
+            ", ".join(_short(dtype) for dtype in backend.dtypes) or "any",
+            str(backend.head_sizes or "any"),
+            backend.masks,
+            "yes" if backend.causal else "no",
+            "yes" if backend.exact else "no",
+        ]
+        for backend in BACKENDS.values()
+    ]
+    lines = [head, ["---"] * len(head), *rows]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def _devices(backend: Backend) -> str:
+    names = ", ".join(backend.devices) or "any"
+    if backend.capability is None:
+        return names
+    return f"{names} {_dotted(backend.capability)}{'' if backend.only_capability else '+'}"

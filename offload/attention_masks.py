@@ -144,8 +144,9 @@ def worth_splitting(call: Call) -> bool:
     """Whether calls by length beat one call of torch with the mask, which small ones do not."""
     padding = padding_of(call)
     calls = len(set(padding.lengths) - {0})
-    return calls <= 1 or call.query.shape[1] * sum(padding.lengths) >= calls * _WORTH
+    queries, heads = call.query.shape[1:3]
+    return calls <= 1 or heads * queries * sum(padding.lengths) >= calls * _WORTH
 
 
-# Scores of one head that a call should have: below it, starting kernels takes longer than computing.
-_WORTH = 2**16
+# Scores that a call should have, of all heads: below it, starting kernels takes longer than what they leave out.
+_WORTH = 2**19

@@ -248,7 +248,7 @@ def test_a_kernel_without_masks_gets_the_samples_of_each_length(calls: Calls) ->
 
 
 def test_many_small_calls_are_left_to_torch(calls: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attention_masks, "_WORTH", 2**16)
+    monkeypatch.setattr(attention_masks, "_WORTH", 2**19)
     mask = padding([4, 2, 6])
     attention(*tensors(), attn_mask=mask, settings=AttentionSettings("sage"))
     assert calls.names == []
