@@ -171,15 +171,10 @@ class FilmPipeline(PicturePipeline):
         raise TypeError(f"{type(self).__name__} must say which text its {self._denoiser} takes")
 
     def _check(self, call: Call) -> int:
-        batch, prompts = super()._check(call), call.prompts
-        guided = self._guided(call.state["guidance_scale"])
-        if prompts.prompt is not None or (guided and prompts.negative_prompt_embeds is None):
-            self._check_present("text_encoder", "tokenizer", remedy="pass prompt_embeds and negative_prompt_embeds")
-        for name in ("prompt_embeds", "negative_prompt_embeds"):
-            embeds = getattr(prompts, name)
-            if embeds is not None and embeds.shape[-1] != self._embeds_of:
-                size = embeds.shape[-1]
-                raise ValueError(f"{name} has vectors of size {size}, the {self._denoiser} takes {self._embeds_of}")
+        batch = super()._check(call)
+        remedy = "pass prompt_embeds and negative_prompt_embeds"
+        self._check_encoders(call, "text_encoder", "tokenizer", remedy=remedy)
+        self._check_widths(call.prompts, prompt_embeds=self._embeds_of)
         return batch
 
     # ---- encode ----
