@@ -59,8 +59,7 @@ class StepCallback:
         shown = {name: tensors.get(name) for name in self.names}
         changed = self.callback(self.pipe, step, timestep, shown)
         memory = current_run()
-        if memory is not None and any(torch.is_tensor(each) and each.is_inference() for each in shown.values()):
-            # Such tensors do not tell whether they were edited.
+        if memory is not None and any(_hides_edits(name, each) for name, each in shown.items()):
             memory.forget_results()
         if changed is None:
             return tensors
@@ -73,6 +72,11 @@ class StepCallback:
         if unknown:
             raise ValueError(f"callback_on_step_end returned {unknown}; it may change {sorted(tensors)}")
         return {**tensors, **changed}
+
+
+def _hides_edits(name: str, tensor: Any) -> bool:
+    """Whether nothing tells that a tensor was edited, of which results may be kept."""
+    return name != "latents" and isinstance(tensor, torch.Tensor) and tensor.is_inference()
 
 
 class PipelineCallback(ConfigMixin):
