@@ -123,12 +123,18 @@ class Downsample(nn.Module):
 
 
 class Upsample(nn.Module):
-    """Doubles height and width while halving the channels, and with `frames` doubles the frames after the first."""
+    """Doubles height and width, and with `frames` doubles the frames after the first.
 
-    def __init__(self, dim: int, frames: bool) -> None:
+    Args:
+        dim: channels.
+        frames: whether frames are doubled.
+        out_dim: channels of the result, half as many by default.
+    """
+
+    def __init__(self, dim: int, frames: bool, out_dim: int | None = None) -> None:
         super().__init__()
         self.resample = nn.Sequential(
-            nn.Upsample(scale_factor=2.0, mode="nearest"), nn.Conv2d(dim, dim // 2, 3, padding=1)
+            nn.Upsample(scale_factor=2.0, mode="nearest"), nn.Conv2d(dim, out_dim or dim // 2, 3, padding=1)
         )
         self.time_conv = CausalConv3d(dim, 2 * dim, (3, 1, 1)) if frames else None
 

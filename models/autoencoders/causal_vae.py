@@ -11,6 +11,7 @@ from diffusion_core.randomness import Generators
 
 from ..base import Model
 from .causal import CausalConv3d, CausalResidualBlock, ChannelNorm, Downsample, FrameAttention, MidBlock, UpBlock
+from .causal_residual import ResidualDown, ResidualUp
 from .chunks import Memory
 from .distribution import DiagonalGaussianDistribution
 from .outputs import AutoencoderKLOutput, DecoderOutput
@@ -41,6 +42,7 @@ class CausalEncoder(nn.Module):
         attn_scales: shares of the sides at which attention follows each of these blocks.
         halve_frames: for each level but the last, whether it halves the frames too.
         dropout: probability, in training.
+        residual: whether levels have shortcuts, as in Wan 2.2's 5B; these have no attention.
     """
 
     def __init__(
@@ -53,12 +55,18 @@ class CausalEncoder(nn.Module):
         attn_scales: Sequence[float],
         halve_frames: Sequence[bool],
         dropout: float,
+        residual: bool = False,
     ) -> None:
         super().__init__()
         self.conv_in = CausalConv3d(channels, dim, 3)
         blocks: list[nn.Module] = []
         width = dim
         for level, factor in enumerate(dim_mult):
+            if residual:
+                frames = [*halve_frames, None][level]
+                blocks.append(ResidualDown(width, dim * factor, num_res_blocks, frames, dropout))
+                width = dim * factor
+                continue
             for _ in range(num_res_blocks):
                 blocks.append(CausalResidualBlock(width, dim * factor, dropout))
                 width = dim * factor
@@ -90,6 +98,7 @@ class CausalDecoder(nn.Module):
         num_res_blocks: int,
         halve_frames: Sequence[bool],
         dropout: float,
+        residual: bool = False,
     ) -> None:
         super().__init__()
         factors, doubles = list(dim_mult)[::-1], [*list(halve_frames)[::-1], None]
@@ -98,8 +107,9 @@ class CausalDecoder(nn.Module):
         self.mid_block = MidBlock(width, dropout)
         self.up_blocks = nn.ModuleList()
         for factor, frames in zip(factors, doubles, strict=True):
-            self.up_blocks.append(UpBlock(width, dim * factor, num_res_blocks + 1, frames, dropout))
-            width = dim * factor if frames is None else dim * factor // 2
+            level = ResidualUp if residual else UpBlock
+            self.up_blocks.append(level(width, dim * factor, num_res_blocks + 1, frames, dropout))
+            width = dim * factor if residual or frames is None else dim * factor // 2
         self.norm_out = ChannelNorm(width)
         self.conv_out = CausalConv3d(width, channels, 3)
 
@@ -114,7 +124,12 @@ class CausalAutoencoder(TilingMixin, Model):
     """What autoencoders of this design share; a class makes the encoder, the decoder and two 1x1x1 convolutions."""
 
     _repeated_blocks: ClassVar[list[str]] = ["CausalResidualBlock"]
-    _no_split_modules: ClassVar[list[str] | None] = ["CausalResidualBlock", "FrameAttention"]
+    _no_split_modules: ClassVar[list[str] | None] = [
+        "CausalResidualBlock",
+        "FrameAttention",
+        "ResidualDown",
+        "ResidualUp",
+    ]
     _keep_in_fp32_modules: ClassVar[list[str] | None] = None
     _skip_layerwise_casting_patterns: ClassVar[list[str] | tuple[str, ...] | None] = ["norm"]
     _supports_gradient_checkpointing: ClassVar[bool] = False
@@ -134,6 +149,11 @@ class CausalAutoencoder(TilingMixin, Model):
     def temporal_compression_ratio(self) -> int:
         """Frames to a latent, after the first frame, which is one by itself."""
         return 2 ** sum(self.config["temperal_downsample"])
+
+    @property
+    def _film_channels(self) -> int:
+        """Channels of the films, of pixels."""
+        return self.encoder.conv_in.in_channels
 
     def encode(self, x: Tensor, return_dict: bool = True) -> AutoencoderKLOutput | tuple[DiagonalGaussianDistribution]:
         """Encode videos (B, channels, T, H, W) in [-1, 1] as a Gaussian over latents (B, z_dim, t, h, w).
@@ -176,7 +196,7 @@ class CausalAutoencoder(TilingMixin, Model):
         return self.decode(z, return_dict=return_dict)
 
     def _posterior(self, x: Tensor) -> DiagonalGaussianDistribution:
-        _check_videos("x", x, self.encoder.conv_in.in_channels, self.spatial_compression_ratio)
+        _check_videos("x", x, self._film_channels, self.spatial_compression_ratio)
         frames, unit = x.shape[2], self.temporal_compression_ratio
         x = x[:, :, : 1 + (frames - 1) // unit * unit]
         return DiagonalGaussianDistribution(self._in_parts(self._encode, x, decode=False))
