@@ -6,6 +6,9 @@ PACKAGES := diffusion_core models offload pipelines schedulers
 PROMPT ?= a small red circle above a large blue square on a yellow background
 # Tests run one process a core; more threads in each would only fight.
 WORKERS ?= $(shell nproc)
+# Tests on simulated devices, which need processes of their own.
+SIMULATED := tests/offload/simulator tests/guides/simulator
+ELSEWHERE := $(addprefix --ignore ,$(SIMULATED))
 
 .PHONY: demo test test-slow lint types docs bench shapes-score clean
 
@@ -13,12 +16,12 @@ demo: $(VENV)/.demo
 	$(BIN)/diffusion-core generate "$(PROMPT)" --seed 7 --upscale 4 --output picture.png
 
 test: lint types
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --ignore tests/offload/simulator
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal tests/offload/simulator
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(ELSEWHERE)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(SIMULATED)
 
 test-slow: $(VENV)/.test
-	$(BIN)/python -m pytest -m slow -s --ignore tests/offload/simulator
-	$(BIN)/python -m pytest -m slow -s tests/offload/simulator
+	$(BIN)/python -m pytest -m slow -s $(ELSEWHERE)
+	$(BIN)/python -m pytest -m slow -s $(SIMULATED)
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check .
