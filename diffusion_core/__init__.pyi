@@ -20,11 +20,13 @@ from .models.controlnet_flux import FluxControlNetModel as FluxControlNetModel
 from .models.multi_controlnet import FluxMultiControlNetModel as FluxMultiControlNetModel
 from .models.multi_controlnet import MultiControlNetModel as MultiControlNetModel
 from .models.quantization import BitsAndBytesConfig as BitsAndBytesConfig
+from .models.quantization import GGUFQuantizationConfig as GGUFQuantizationConfig
 from .models.quantization import QuantoConfig as QuantoConfig
 from .models.quantization import TorchAoConfig as TorchAoConfig
 from .models.transformers.auraflow import AuraFlowTransformer2DModel as AuraFlowTransformer2DModel
 from .models.transformers.cogvideox import CogVideoXTransformer3DModel as CogVideoXTransformer3DModel
 from .models.transformers.flux import FluxTransformer2DModel as FluxTransformer2DModel
+from .models.transformers.hunyuan_video import HunyuanVideoTransformer3DModel as HunyuanVideoTransformer3DModel
 from .models.transformers.legacy import Transformer2DModel as Transformer2DModel
 from .models.transformers.ltx import LTXVideoTransformer3DModel as LTXVideoTransformer3DModel
 from .models.transformers.pixart import PixArtTransformer2DModel as PixArtTransformer2DModel

@@ -53,7 +53,6 @@ MODEL: dict[str, str] = {
     "enable_gradient_checkpointing": "this library runs models and does not train them; train with diffusers, and "
     "load the result here",
     "enable_parallelism": "a model is not run on several devices at once; `device_map` spreads its weights over them",
-    "from_single_file": _SINGLE_FILE,
     "register_for_auto_class": "code from a repo is never run; import the class and load with it",
 }
 

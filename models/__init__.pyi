@@ -15,11 +15,13 @@ from .controlnet_flux import FluxControlNetModel as FluxControlNetModel
 from .multi_controlnet import FluxMultiControlNetModel as FluxMultiControlNetModel
 from .multi_controlnet import MultiControlNetModel as MultiControlNetModel
 from .quantization import BitsAndBytesConfig as BitsAndBytesConfig
+from .quantization import GGUFQuantizationConfig as GGUFQuantizationConfig
 from .quantization import QuantoConfig as QuantoConfig
 from .quantization import TorchAoConfig as TorchAoConfig
 from .transformers.auraflow import AuraFlowTransformer2DModel as AuraFlowTransformer2DModel
 from .transformers.cogvideox import CogVideoXTransformer3DModel as CogVideoXTransformer3DModel
 from .transformers.flux import FluxTransformer2DModel as FluxTransformer2DModel
+from .transformers.hunyuan_video import HunyuanVideoTransformer3DModel as HunyuanVideoTransformer3DModel
 from .transformers.legacy import Transformer2DModel as Transformer2DModel
 from .transformers.ltx import LTXVideoTransformer3DModel as LTXVideoTransformer3DModel
 from .transformers.pixart import PixArtTransformer2DModel as PixArtTransformer2DModel

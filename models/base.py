@@ -237,9 +237,7 @@ class Model(ConfigMixin, OffloadMixin, SpeedMixin, nn.Module):
         place = hub if subfolder is None else {**hub, "subfolder": subfolder}
         if config is not None and not isinstance(config, Mapping):
             config = cls.load_config(config, **place)
-        options = LoadOptions(
-            strict=strict, keep_in_fp32=functools.partial(_is_part_of, cls._keep_in_fp32_modules or ())
-        )
+        kept = functools.partial(_is_part_of, cls._keep_in_fp32_modules or ())
         return load_single_file(
             cls,
             pretrained_model_link_or_path_or_dict,
@@ -248,7 +246,7 @@ class Model(ConfigMixin, OffloadMixin, SpeedMixin, nn.Module):
             quantization_config,
             device if device_map is None else device_map,
             disable_mmap,
-            options,
+            LoadOptions(strict=strict, keep_in_fp32=kept),
             hub,
             overrides,
         )

@@ -11,6 +11,7 @@ from diffusion_core.errors import ConfigError, UnsupportedError
 from diffusion_core.logging import get_logger
 
 from ..offload.device_map import SizeOf
+from ..offload.dtypes import parse_dtype
 from ..offload.quantized import size_in_bytes
 from ..offload.torchao_weights import config_from_dict, config_to_dict, is_config, quantize_weight, torchao
 
@@ -41,6 +42,23 @@ class BitsAndBytesConfig(_Refused):
 
 class QuantoConfig(_Refused):
     """Refused when it is made, with what to use in its place."""
+
+
+class GGUFQuantizationConfig:
+    """Keep the weights of a GGUF file as they are stored, and decode those of each layer when it computes.
+
+    Args:
+        compute_dtype: what layers compute in; None is the `dtype` that the model is loaded in. If both are given and
+            differ, `dtype` counts.
+    """
+
+    quant_method: ClassVar[str] = "gguf"
+
+    def __init__(self, compute_dtype: torch.dtype | str | None = None) -> None:
+        self.compute_dtype = parse_dtype(compute_dtype, "compute_dtype")
+
+    def __repr__(self) -> str:
+        return f"GGUFQuantizationConfig(compute_dtype={self.compute_dtype})"
 
 
 class TorchAoConfig:

@@ -23,6 +23,7 @@ import torch
 from diffusion_core.errors import CorruptFileError, MissingFileError
 from diffusion_core.hub import WeightFiles, likely_cause, unique_pairs
 
+from .quantized import Parts
 from .torchao_weights import composed, stored_parts
 
 CHECKSUM_KEY = "diffusion_core.sha256"
@@ -220,7 +221,7 @@ class TensorFile(Mapping[str, torch.Tensor]):
             self._mapped.madvise(mmap.MADV_WILLNEED, begin, info.end - begin)
 
     def release(self, name: str) -> None:
-        """Give back the RAM of a mapped tensor that was copied: a load with a cast would hold the whole file besides."""
+        """Give back the RAM of a mapped tensor that was copied: a load with a cast would hold the file besides."""
         info = self.header.tensors[name]
         begin = info.begin + -info.begin % mmap.PAGESIZE
         end = info.end - info.end % mmap.PAGESIZE
@@ -369,6 +370,10 @@ class Checkpoint(Mapping[str, torch.Tensor]):
     def __len__(self) -> int:
         return len(self.infos)
 
+    def parts(self, name: str, dtype: torch.dtype) -> Parts | None:
+        """A weight that a layer is to hold as it is stored, decoding it to `dtype` on use; None for all others."""
+        return None
+
     def prefetch(self, name: str) -> None:
         """Ask the system to read a tensor ahead, as all of it will be copied."""
         for key in self.quantized.get(name, {"": name}).values():
@@ -378,9 +383,10 @@ class Checkpoint(Mapping[str, torch.Tensor]):
 
     def release(self, name: str) -> None:
         """Give back the RAM of a tensor's mapped bytes, as all of it has been copied."""
-        source = self._sources[name]
-        if isinstance(source, TensorFile):
-            source.release(name)
+        for key in self.quantized.get(name, {"": name}).values():
+            source = self._sources[key]
+            if isinstance(source, TensorFile):
+                source.release(key)
 
     def nbytes(self) -> int:
         """The size of all tensors, each counted once."""

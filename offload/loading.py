@@ -19,7 +19,7 @@ from diffusion_core.progress import progress_bar
 
 from .checkpoint import Checkpoint, TensorInfo, is_finite
 from .memory_format import layout_of, pays_channels_last
-from .quantized import for_dtype, inner_tensors, is_wrapper, size_in_bytes
+from .quantized import for_dtype, hold_parts, inner_tensors, is_wrapper, size_in_bytes
 
 logger = get_logger(__name__)
 
@@ -168,10 +168,18 @@ def load_into(
         for source, name in sources.items():
             info = checkpoint.infos[source]
             dtype = _target_dtype(name, info, expected[name], options)
+            parts = checkpoint.parts(source, dtype) if _is_linear_weight(module, name) else None
+            if parts is not None:
+                owner, leaf = _owner(module, name)
+                hold_parts(owner, {leaf: parts.to(options.place(name))})
+                bar.update(parts.numel() * info.dtype.itemsize)
+                continue
             tensor = _fetched(checkpoint, source, dtype, options.place(name), options.channels_last)
             if options.check_finite and not all(map(is_finite, inner_tensors(tensor).values() or [tensor])):
                 not_finite.append(source)
-            tensor = quantize(name, tensor)
+            plain, tensor = tensor, quantize(name, tensor)
+            if tensor is not plain:
+                checkpoint.release(source)
             if name in done and not is_wrapper(tensor) and not torch.equal(done[name], tensor):
                 raise KeyMismatchError(
                     f"{what} has different values under the names {twins[name]}, which share a tensor"

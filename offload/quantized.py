@@ -43,7 +43,9 @@ def size_in_bytes(tensor: torch.Tensor) -> int:
 
 
 def for_dtype(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """The same quantised weight for layers that compute in another dtype; what is inside stays as it is."""
+    """The same weight for layers that compute in another dtype; what is inside a quantised one stays as it is."""
+    if not is_wrapper(tensor):
+        return tensor.to(dtype)
     if tensor.dtype == dtype:
         return tensor
     names, rest = cast("Any", tensor).__tensor_flatten__()
@@ -103,7 +105,7 @@ class Parts(nn.ParameterDict):
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         destination[_saved_name(prefix)] = self.saved().detach()
 
-    def _load_from_state_dict(self, *_: Any) -> None:
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
         """The layer does it: it is the one that is shown the weight by its name."""
 
     def take(self, values: torch.Tensor) -> None:
