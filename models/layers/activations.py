@@ -64,6 +64,17 @@ class GELU(nn.Module):
         return F.gelu(self.proj(hidden_states), approximate=self.approximate)
 
 
+class LinearSiLU(nn.Module):
+    """A linear layer and SiLU (Elfwing et al. 2018)."""
+
+    def __init__(self, dim_in: int, dim_out: int, bias: bool = True) -> None:
+        super().__init__()
+        self.proj = nn.Linear(dim_in, dim_out, bias=bias)
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        return F.silu(self.proj(hidden_states))
+
+
 class GEGLU(nn.Module):
     """One linear layer makes values and gates; the gates pass through GELU (Shazeer 2020, "GLU variants", eq. 6)."""
 

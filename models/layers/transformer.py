@@ -5,13 +5,14 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-from .activations import GEGLU, GELU, SwiGLU
+from .activations import GEGLU, GELU, LinearSiLU, SwiGLU
 from .attention import Attention
 
 _INPUTS: dict[str, Callable[..., nn.Module]] = {
     "gelu": GELU,
     "gelu-approximate": lambda dim, inner, bias: GELU(dim, inner, approximate="tanh", bias=bias),
     "geglu": GEGLU,
+    "linear-silu": LinearSiLU,
     "swiglu": SwiGLU,
 }
 
@@ -25,7 +26,7 @@ class FeedForward(nn.Module):
         mult: channels between, as a multiple of `dim`.
         inner_dim: channels between, in place of `mult`.
         dropout: probability, before the second layer, in training.
-        activation_fn: "geglu", "swiglu", "gelu" or "gelu-approximate".
+        activation_fn: "geglu", "swiglu", "gelu", "gelu-approximate" or "linear-silu".
         bias: whether the layers have biases.
 
     Raises:

@@ -16,7 +16,6 @@ from ..layers.modulation import (
     AdaLayerNormZero,
     AdaLayerNormZeroSingle,
     gated,
-    modulate,
     normalize,
 )
 from ..layers.rotary import RotaryTable, rotary_table
@@ -37,6 +36,7 @@ class FluxTransformerBlock(nn.Module):
         attention_head_dim: channels of a head.
         qk_norm: of queries and keys, see `JointAttention`.
         eps: of the norms.
+        mlp_ratio: channels of the feed-forwards, as a multiple of `dim`.
     """
 
     def __init__(
@@ -46,6 +46,7 @@ class FluxTransformerBlock(nn.Module):
         attention_head_dim: int,
         qk_norm: str = "rms_norm",
         eps: float = 1e-6,
+        mlp_ratio: float = 4.0,
     ) -> None:
         super().__init__()
         self.norm1 = AdaLayerNormZero(dim)
@@ -54,21 +55,35 @@ class FluxTransformerBlock(nn.Module):
             dim, heads=num_attention_heads, dim_head=attention_head_dim, context_dim=dim, qk_norm=qk_norm, eps=eps
         )
         self.eps = eps
-        self.ff = FeedForward(dim, activation_fn="gelu-approximate")
-        self.ff_context = FeedForward(dim, activation_fn="gelu-approximate")
+        inner = int(dim * mlp_ratio)
+        self.ff = FeedForward(dim, activation_fn="gelu-approximate", inner_dim=inner)
+        self.ff_context = FeedForward(dim, activation_fn="gelu-approximate", inner_dim=inner)
 
     def forward(
-        self, hidden_states: Tensor, encoder_hidden_states: Tensor, temb: Tensor, rotary: RotaryTable
+        self,
+        hidden_states: Tensor,
+        encoder_hidden_states: Tensor,
+        temb: Tensor,
+        rotary: RotaryTable,
+        attention_mask: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Image tokens (B, S, dim) and text tokens (B, T, dim), modulated by `temb` (B, dim), in this order."""
+        """Image tokens (B, S, dim) and text tokens (B, T, dim), modulated by `temb` (B, dim), in this order.
+
+        `rotary` and `attention_mask` have the text first, see `JointAttention`.
+        """
         image, image_gate, *image_mlp = self.norm1(hidden_states, temb)
         text, text_gate, *text_mlp = self.norm1_context(encoder_hidden_states, temb)
-        image, text = self.attn(image, text, rotary=rotary)
+        image, text = self.attn(image, text, rotary=rotary, attention_mask=attention_mask)
         hidden_states = hidden_states + gated(image, image_gate)
         encoder_hidden_states = encoder_hidden_states + gated(text, text_gate)
-        hidden_states = hidden_states + _feed(self.ff, normalize(hidden_states, self.eps), image_mlp)
-        text = _feed(self.ff_context, normalize(encoder_hidden_states, self.eps), text_mlp)
-        return hidden_states, within_range(encoder_hidden_states + text)
+        shift, scale, image_gate = image_mlp
+        image = self.ff(normalize(hidden_states, shift, scale, self.eps))
+        shift, scale, text_gate = text_mlp
+        text = self.ff_context(normalize(encoder_hidden_states, shift, scale, self.eps))
+        encoder_hidden_states = encoder_hidden_states + gated(text, text_gate)
+        if encoder_hidden_states.dtype == torch.float16:
+            encoder_hidden_states = within_range(encoder_hidden_states)
+        return hidden_states + gated(image, image_gate), encoder_hidden_states
 
 
 class FluxSingleTransformerBlock(nn.Module):
@@ -91,12 +106,15 @@ class FluxSingleTransformerBlock(nn.Module):
             dim, heads=num_attention_heads, dim_head=attention_head_dim, qk_norm="rms_norm", pre_only=True
         )
 
-    def forward(self, hidden_states: Tensor, temb: Tensor, rotary: RotaryTable) -> Tensor:
+    def forward(
+        self, hidden_states: Tensor, temb: Tensor, rotary: RotaryTable, attention_mask: Tensor | None = None
+    ) -> Tensor:
         """Tokens (B, T + S, dim), the text's first, modulated by `temb` (B, dim)."""
         normed, gate = self.norm(hidden_states, temb)
-        attended, _ = self.attn(normed, rotary=rotary)
+        attended, _ = self.attn(normed, rotary=rotary, attention_mask=attention_mask)
         fed = F.gelu(self.proj_mlp(normed), approximate="tanh")
-        return within_range(hidden_states + gated(self.proj_out(torch.cat([attended, fed], dim=2)), gate))
+        hidden_states = hidden_states + gated(self.proj_out(torch.cat([attended, fed], dim=2)), gate)
+        return within_range(hidden_states) if hidden_states.dtype == torch.float16 else hidden_states
 
 
 class FluxBlocks(Model):
@@ -274,12 +292,6 @@ def _thousandths(values: Any, batch: int, device: torch.device, dtype: torch.dty
 
 def _text_first(txt_ids: Tensor, img_ids: Tensor) -> Tensor:
     return torch.cat([txt_ids, img_ids], dim=-2)
-
-
-def _feed(feed_forward: nn.Module, tokens: Tensor, vectors: Sequence[Tensor]) -> Tensor:
-    """A modulated feed-forward; `vectors` are shift, scale and gate."""
-    shift, scale, gate = vectors
-    return gated(feed_forward(modulate(tokens, shift, scale)), gate)
 
 
 def _share(samples: Sequence[Tensor], index: int, blocks: int, repeat: bool = False) -> Tensor:

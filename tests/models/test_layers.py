@@ -133,7 +133,7 @@ def test_norms_by_name() -> None:
         make_norm("other", 4, 1e-5)
 
 
-@pytest.mark.parametrize("name", ["geglu", "gelu", "gelu-approximate", "swiglu"])
+@pytest.mark.parametrize("name", ["geglu", "gelu", "gelu-approximate", "linear-silu", "swiglu"])
 def test_feed_forward_matches(name: str) -> None:
     theirs, ours = reference_attention.FeedForward(8, activation_fn=name), FeedForward(8, activation_fn=name)
     share(theirs, ours)
