@@ -21,9 +21,10 @@ def gated(hidden_states: Tensor, gate: Tensor) -> Tensor:
     return gate[:, None] * hidden_states
 
 
-def normalize(hidden_states: Tensor, eps: float = 1e-6) -> Tensor:
-    """Layer norm over channels without weights. As a module it would cost four more Python calls, 115 times a step."""
-    return torch.layer_norm(hidden_states, hidden_states.shape[-1:], eps=eps)
+def normalize(hidden_states: Tensor, shift: Tensor, scale: Tensor, eps: float = 1e-6) -> Tensor:
+    """`modulate` after a layer norm over channels. In one function, 115 times a step of FLUX, since calls cost time."""
+    normed = torch.layer_norm(hidden_states, hidden_states.shape[-1:], eps=eps)
+    return normed * (1 + scale[:, None]) + shift[:, None]
 
 
 class Modulating(nn.Module):
@@ -46,15 +47,12 @@ class Modulating(nn.Module):
 
 
 class _Modulation(Modulating):
-    """A layer norm without weights, and a linear layer that makes `parts` vectors from the conditioning vector."""
+    """A layer norm without weights, and a linear layer that makes `parts` vectors, each (B, C), see `make`."""
 
     def __init__(self, embedding_dim: int, parts: int, bias: bool, eps: float = 1e-6) -> None:
         super().__init__()
         self.parts, self.eps = parts, eps
         self.linear = nn.Linear(embedding_dim, parts * embedding_dim, bias=bias)
-
-    def vectors(self, emb: Vector) -> tuple[Tensor, ...]:
-        return self.make(emb).chunk(self.parts, dim=1)
 
 
 class Modulator(Modulating, nn.Sequential):
@@ -87,8 +85,8 @@ class AdaLayerNormZero(_Modulation):
             The tokens for the attention, the gate of its result, then shift, scale and gate of the feed-forward, each
             (B, C).
         """
-        shift, scale, gate, shift_mlp, scale_mlp, gate_mlp = self.vectors(emb)
-        return modulate(normalize(hidden_states, self.eps), shift, scale), gate, shift_mlp, scale_mlp, gate_mlp
+        shift, scale, gate, shift_mlp, scale_mlp, gate_mlp = self.make(emb).chunk(self.parts, dim=1)
+        return normalize(hidden_states, shift, scale, self.eps), gate, shift_mlp, scale_mlp, gate_mlp
 
 
 class AdaLayerNormZeroX(_Modulation):
@@ -101,10 +99,12 @@ class AdaLayerNormZeroX(_Modulation):
         self, hidden_states: Tensor, emb: Vector
     ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
         """As `AdaLayerNormZero`, followed by the tokens for the second attention and the gate of its result."""
-        shift, scale, gate, shift_mlp, scale_mlp, gate_mlp, shift_2, scale_2, gate_2 = self.vectors(emb)
-        normed = normalize(hidden_states, self.eps)
-        second = modulate(normed, shift_2, scale_2)
-        return modulate(normed, shift, scale), gate, shift_mlp, scale_mlp, gate_mlp, second, gate_2
+        shift, scale, gate, shift_mlp, scale_mlp, gate_mlp, shift_2, scale_2, gate_2 = self.make(emb).chunk(
+            self.parts, dim=1
+        )
+        first = normalize(hidden_states, shift, scale, self.eps)
+        second = normalize(hidden_states, shift_2, scale_2, self.eps)
+        return first, gate, shift_mlp, scale_mlp, gate_mlp, second, gate_2
 
 
 class AdaLayerNormZeroSingle(_Modulation):
@@ -115,8 +115,8 @@ class AdaLayerNormZeroSingle(_Modulation):
 
     def forward(self, hidden_states: Tensor, emb: Vector) -> tuple[Tensor, Tensor]:
         """Modulate tokens (B, S, C) by `emb` (B, C); returns them and the gate (B, C) of the block's result."""
-        shift, scale, gate = self.vectors(emb)
-        return modulate(normalize(hidden_states, self.eps), shift, scale), gate
+        shift, scale, gate = self.make(emb).chunk(self.parts, dim=1)
+        return normalize(hidden_states, shift, scale, self.eps), gate
 
 
 class AdaLayerNormContinuous(Modulating):
@@ -140,7 +140,7 @@ class AdaLayerNormContinuous(Modulating):
         """Modulate tokens (B, S, embedding_dim) by a vector (B, conditioning_embedding_dim)."""
         # The scale comes first here, unlike in the blocks.
         scale, shift = self.make(emb).chunk(2, dim=1)
-        return modulate(normalize(hidden_states, self.eps), shift, scale)
+        return normalize(hidden_states, shift, scale, self.eps)
 
 
 def table_vectors(table: Tensor, emb: Tensor) -> tuple[Tensor, ...]:
