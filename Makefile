@@ -37,9 +37,7 @@ docs: $(VENV)/.docs
 	PYTHONPATH=build/docs $(BIN)/mkdocs build --strict
 
 bench: $(VENV)/.test
-	$(BIN)/python -m benchmarks.load_memory
-	$(BIN)/python -m benchmarks.scheduler_steps
-	$(BIN)/python -m benchmarks.host_memory
+	$(BIN)/python -m benchmarks run --short --against diffusers
 
 shapes-score: $(VENV)/.test
 	$(BIN)/python -m benchmarks.shapes.evaluate

@@ -14,17 +14,17 @@ from pathlib import Path
 from typing import Any
 
 MB = 1e6
-_FIELDS = {"RssAnon": "anonymous", "RssFile": "mapped"}
+FIELDS = {"RssAnon": "anonymous", "RssFile": "mapped"}
 
 
 def memory() -> dict[str, int]:
-    """Bytes of this process in RAM: `anonymous`, which only RAM can hold, `mapped`, pages of files, and both in `all`."""
+    """Bytes of this process in RAM: `anonymous`, which only RAM can hold; `mapped`, pages of files; `all`, both."""
     found: dict[str, int] = {}
     for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
         name, _, value = line.partition(":")
-        if name in _FIELDS:
-            found[_FIELDS[name]] = int(value.split()[0]) * 1024
-    if len(found) < len(_FIELDS):
+        if name in FIELDS:
+            found[FIELDS[name]] = int(value.split()[0]) * 1024
+    if len(found) < len(FIELDS):
         raise OSError("this system does not tell the anonymous and the mapped memory of a process")
     return {**found, "all": sum(found.values())}
 
