@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
+from typing_extensions import Self
 
 from diffusion_core.errors import CorruptFileError, MissingFileError
 from diffusion_core.hub import WeightFiles, likely_cause, unique_pairs
@@ -397,7 +398,7 @@ class Checkpoint(Mapping[str, torch.Tensor]):
         for file in self._open:
             file.close()
 
-    def __enter__(self) -> "Checkpoint":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
