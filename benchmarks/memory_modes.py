@@ -198,6 +198,7 @@ class Result:
         step: predicted seconds of a step once the order of calls is known.
         total: predicted seconds of a picture.
         moved: bytes that a picture copies between host and devices, in both directions.
+        moved_a_step: those of a step once the order of calls is known.
         took: seconds of processor time of this run.
         trace: predicted seconds and bytes in use on the first device, at each change.
         marks: predicted seconds at the end of each step.
@@ -209,6 +210,7 @@ class Result:
     step: float
     total: float
     moved: int
+    moved_a_step: int
     took: float
     trace: list[tuple[float, int]]
     marks: list[float]
@@ -315,6 +317,7 @@ def _draw(sim: Simulator, pipe: Any, family: Family, weights: int, begun: float)
         step=step,
         total=sim.elapsed - start + more * step,
         moved=_moved(sim) + more * moved,
+        moved_a_step=moved,
         took=time.process_time() - begun,
         trace=[(when - start, size) for when, size in sim.memory_over_time(0)],
         marks=[when - start for when, _ in marks],
