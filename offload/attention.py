@@ -272,6 +272,11 @@ def _is_there(device_type: str) -> bool:
 _said: set[str] = set()
 
 
+def say_again(backend: str) -> None:
+    """What was said of calls that a backend cannot take is said once more, for who has chosen it now."""
+    _said.difference_update([message for message in _said if repr(backend) in message])
+
+
 def _say_once(message: str) -> None:
     if message not in _said:
         _said.add(message)

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, cast
 from diffusion_core.errors import PlacementError
 from diffusion_core.logging import get_logger
 
-from .attention import DEFAULT, AttentionSettings, SliceSize, check_fit
+from .attention import DEFAULT, AttentionSettings, SliceSize, check_fit, say_again
 from .attention_backends import backend_named
 from .casting import is_cast
 from .engine import execution_device, execution_dtype, placement_of
@@ -59,6 +59,7 @@ class SpeedMixin:
         return settings
 
     def _set_attention(self, settings: AttentionSettings) -> None:
+        say_again(settings.backend or "native")
         self._change_attention(backend=settings.backend, strict=settings.strict, max_bytes=settings.max_bytes)
 
     def reset_attention_backend(self) -> None:

@@ -21,5 +21,5 @@ def is_transformers_available() -> bool:
 
 
 def is_xformers_available() -> bool:
-    """Whether xFormers is installed; it is not used here."""
+    """Whether xFormers is installed; `set_attention_backend("xformers")` uses it."""
     return find_spec("xformers") is not None

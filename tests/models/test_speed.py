@@ -156,6 +156,20 @@ def test_heads_and_dtypes_are_checked_when_it_is_set(unet: Any, caplog: pytest.L
     assert "cannot compute heads of 99 in UNet2DConditionModel: torch does" in caplog.text
 
 
+def test_what_is_left_to_torch_is_said_once_for_each_choice(
+    unet: Any, inputs: tuple[Any, ...], caplog: pytest.LogCaptureFixture
+) -> None:
+    bias = torch.zeros(2, 1, 9)
+    layer = unet.mid_block.attentions[0].transformer_blocks[0].attn2
+    tokens, text = torch.randn(2, 4, layer.to_q.in_features), inputs[2]
+    with installed(), caplog.at_level("WARNING"):
+        for times in (1, 2):
+            unet.set_attention_backend("sage")
+            for _ in range(3):
+                layer(tokens, text, bias)
+            assert caplog.text.count("'sage' cannot take masked attention") == times
+
+
 def test_a_device_that_the_model_may_move_to_will_do(unet: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dispatch, "_is_there", lambda device: device == "cuda")
     unet.set_attention_backend("_native_efficient")
