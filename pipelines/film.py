@@ -115,14 +115,14 @@ class FilmPipeline(PicturePipeline):
         return self.vae_scale_factor * (patch if isinstance(patch, int) else patch[-1])
 
     @property
-    def image_processor(self) -> VideoProcessor:
+    def video_processor(self) -> VideoProcessor:
         """Brings pictures and films to the autoencoder's range and sizes, and back."""
         return VideoProcessor(vae_scale_factor=self.size_multiple, vae_latent_channels=0, do_convert_rgb=True)
 
     @property
-    def video_processor(self) -> VideoProcessor:
-        """The same, by the name that it has in film pipelines."""
-        return self.image_processor
+    def image_processor(self) -> VideoProcessor:
+        """The same; where a component has this name, it goes before."""
+        return self.video_processor
 
     @property
     def fps(self) -> float:
@@ -321,7 +321,7 @@ class FilmFromImage(FilmFromNoise):
         if self.image is None:
             raise ValueError("image is missing: pass the picture that the film starts with")
         pipe._check_present("vae", remedy="it has to encode the image")
-        self.pixels = pipe.image_processor.preprocess(self.image, self.height, self.width)
+        self.pixels = pipe.video_processor.preprocess(self.image, self.height, self.width)
         spread(self.pixels, self.count, batch, "image")
 
     def start(self, pipe: Any, steps: Steps) -> Tensors:
