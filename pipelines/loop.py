@@ -26,11 +26,13 @@ class Steps:
         scheduler: a copy of the pipeline's, ready to begin.
         timesteps: what the denoiser is told at each step, on the device.
         count: how many steps were asked for; a scheduler of order 2 needs more timesteps than that.
+        left: timesteps that follow, which are left to another model.
     """
 
     scheduler: Any
     timesteps: torch.Tensor
     count: int
+    left: int = 0
 
     def __len__(self) -> int:
         return len(self.timesteps)

@@ -9,8 +9,9 @@ from diffusion_core.images import VaeImageProcessor
 
 from ...models.controlnet import ControlNetModel
 from ...models.multi_controlnet import MultiControlNetModel
+from ..components import unwrap
 from ..latents import spread
-from ..loop import check_scale, check_share
+from ..loop import Steps, check_scale, check_share
 from ..picture import Call, PicturePipeline, Tensors
 
 
@@ -24,6 +25,7 @@ class Control:
         guess_mode: steer only the prediction with the prompt, the more the deeper the layer.
         start, end: from which share of the steps to which, from 0 to 1; lists for several ControlNets.
         pixels: the pictures as tensors, once `prepare` was called.
+        steps: of the whole way, once they are planned.
     """
 
     image: Any
@@ -32,6 +34,7 @@ class Control:
     start: Any
     end: Any
     pixels: list[torch.Tensor] = field(default_factory=list)
+    steps: int = 0
 
     def check(self, count: int, several: bool) -> None:
         """Refuse what does not go with `count` ControlNets, and bring all to lists with an entry for each.
@@ -65,9 +68,14 @@ class Control:
         else:
             self.image = [self.image]
 
-    def strengths(self, step: int, steps: int) -> list[float]:
+    def plan(self, steps: Steps) -> None:
+        """Take note of the whole way, also where the rest of it is left to another model."""
+        self.steps = len(steps) + steps.left
+
+    def strengths(self, step: int) -> list[float]:
         """The strength of each ControlNet at a step; 0 outside of its part of the way."""
-        within = [step / steps >= a and (step + 1) / steps <= b for a, b in zip(self.start, self.end, strict=True)]
+        begin, end = step / self.steps, (step + 1) / self.steps
+        within = [begin >= first and end <= last for first, last in zip(self.start, self.end, strict=True)]
         return [scale if inside else 0.0 for scale, inside in zip(self.scale, within, strict=True)]
 
 
@@ -101,7 +109,7 @@ class ControlMixin(PicturePipeline):
 
     def _check(self, call: Call) -> int:
         batch = super()._check(call)
-        net = self.controlnet
+        net = unwrap(self.controlnet)
         if not isinstance(net, ControlNetModel | MultiControlNetModel):
             raise ValueError(f"this call needs a ControlNetModel as controlnet, not {type(net).__name__}")
         several, control = isinstance(net, MultiControlNetModel), call.state["control"]
@@ -121,13 +129,18 @@ class ControlMixin(PicturePipeline):
             except (TypeError, ValueError) as error:
                 raise type(error)(f"the control picture cannot be used: {error}") from error
 
+    def _plan(self, call: Call) -> Steps:
+        steps = super()._plan(call)
+        call.state["control"].plan(steps)
+        return steps
+
     def _constants(self, call: Call, tensors: Tensors) -> Tensors:
         """The control pictures, as often as the UNet's input."""
         control, found = call.state["control"], super()._constants(call, tensors)
         twice = self.do_classifier_free_guidance and not control.guess_mode
         placed = [each.to(self._execution_device, self.controlnet.dtype) for each in control.pixels]
         pictures = [torch.cat([each, each]) if twice else each for each in placed]
-        several = isinstance(self.controlnet, MultiControlNetModel)
+        several = isinstance(unwrap(self.controlnet), MultiControlNetModel)
         return {**found, self._control_name: pictures if several else pictures[0]}
 
     def _residuals(
@@ -135,7 +148,7 @@ class ControlMixin(PicturePipeline):
     ) -> Tensors:
         """What the ControlNets add to the UNet's features, as arguments for the UNet."""
         control = self.control
-        strengths = control.strengths(index, self.num_timesteps)
+        strengths = control.strengths(index)
         if not any(strengths):
             return {}
         alone = control.guess_mode and self.do_classifier_free_guidance
@@ -143,7 +156,7 @@ class ControlMixin(PicturePipeline):
         given = {name: value for name, value in conditions.items() if name != "timestep_cond"}
         if alone:
             sample, given = sample.chunk(2)[1], _with_prompt(given)
-        several = isinstance(self.controlnet, MultiControlNetModel)
+        several = isinstance(unwrap(self.controlnet), MultiControlNetModel)
         pictures = tensors[self._control_name] if several else [tensors[self._control_name]]
         # A callback that ends guidance halves the batch; the pictures of both halves are the same.
         pictures = [each[-len(sample) :] for each in pictures]

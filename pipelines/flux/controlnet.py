@@ -16,6 +16,7 @@ from ...models.transformers.flux import FluxTransformer2DModel
 from ...schedulers.base import Scheduler
 from ..arguments import refuse_adapters
 from ..callbacks import Callback
+from ..components import unwrap
 from ..controlnet.control import Control
 from ..loop import Steps
 from ..picture import Call, Tensors
@@ -76,13 +77,14 @@ class Steered(UnderControl):
             else pixels.to(pipe._execution_device, net.dtype)
             for net, pixels in zip(nets_for(controlnet, len(self.several)), self.several, strict=True)
         ]
-        control = pictures if isinstance(controlnet, FluxMultiControlNetModel) else pictures[0]
+        control = pictures if isinstance(unwrap(controlnet), FluxMultiControlNetModel) else pictures[0]
         return {"control_image": control, **FromNoise.start(self, pipe, steps)}
 
 
 def nets_for(controlnet: Any, pictures: int) -> list[FluxControlNetModel]:
     """The ControlNet for each picture: a single one, also as a list of one, serves for all."""
-    nets = list(controlnet.nets) if isinstance(controlnet, FluxMultiControlNetModel) else [controlnet]
+    net = unwrap(controlnet)
+    nets = list(net.nets) if isinstance(net, FluxMultiControlNetModel) else [net]
     return nets * pictures if len(nets) == 1 else nets
 
 
@@ -218,7 +220,7 @@ class FluxControlNetPipeline(FluxAdapterBase):
         return self._draw(call)
 
     def _check(self, call: Call) -> int:
-        batch, net = super()._check(call), self.controlnet
+        batch, net = super()._check(call), unwrap(self.controlnet)
         self._check_present("controlnet", remedy="pass controlnet, or use FluxPipeline")
         if not isinstance(net, FluxControlNetModel | FluxMultiControlNetModel):
             raise ValueError(f"this call needs a FluxControlNetModel as controlnet, not {type(net).__name__}")
@@ -229,6 +231,11 @@ class FluxControlNetPipeline(FluxAdapterBase):
         control.check_modes(nets)
         return batch
 
+    def _plan(self, call: Call) -> Steps:
+        steps = super()._plan(call)
+        call.state["control"].plan(steps)
+        return steps
+
     def _constants(self, call: Call, tensors: Tensors) -> Tensors:
         count, device = len(tensors["latents"]), self._execution_device
         modes = [
@@ -237,19 +244,19 @@ class FluxControlNetPipeline(FluxAdapterBase):
         takes_scale = nets_for(self.controlnet, 1)[0].config.guidance_embeds
         return {
             **super()._constants(call, tensors),
-            "control_mode": modes if isinstance(self.controlnet, FluxMultiControlNetModel) else modes[0],
+            "control_mode": modes if isinstance(unwrap(self.controlnet), FluxMultiControlNetModel) else modes[0],
             "control_guidance": torch.full((count,), self.guidance_scale, device=device) if takes_scale else None,
         }
 
     def _residuals(self, index: int, given: Tensors, tensors: Tensors) -> Tensors:
-        strengths = self.control.strengths(index, self.num_timesteps)
+        strengths = self.control.strengths(index)
         if not any(strengths):
             return {}
         blocks, singles = self.controlnet(
             **{**given, "guidance": tensors["control_guidance"]},
             controlnet_cond=tensors["control_image"],
             controlnet_mode=tensors["control_mode"],
-            conditioning_scale=strengths if isinstance(self.controlnet, FluxMultiControlNetModel) else strengths[0],
+            conditioning_scale=strengths if isinstance(unwrap(self.controlnet), FluxMultiControlNetModel) else strengths[0],
         )
         return {
             "controlnet_block_samples": blocks,

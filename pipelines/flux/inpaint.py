@@ -100,6 +100,8 @@ class FluxInpaintPipeline(FluxAdapterBase):
             strength=strength,
             latents=latents,
         )
+        # A flow may be entered below its full noise, by `sigmas`; then the picture shows even if all steps are taken.
+        task.whole = False
         call = Call(
             prompts,
             task,

@@ -381,6 +381,7 @@ def between(steps: Steps, start: float | None, end: float | None) -> Steps:
         skipped = len(chosen) - left
         chosen = chosen[skipped:]
         steps.scheduler.set_begin_index(skipped)
+    whole = len(chosen)
     if end is not None and 0 < end < 1:
         chosen = chosen[: int((chosen >= round(trained - end * trained)).sum())]
     if len(chosen) == 0:
@@ -389,4 +390,4 @@ def between(steps: Steps, start: float | None, end: float | None) -> Steps:
         )
     if len(chosen) == len(steps):
         return steps
-    return Steps(steps.scheduler, chosen, -(-len(chosen) // order))
+    return Steps(steps.scheduler, chosen, -(-len(chosen) // order), left=whole - len(chosen))
