@@ -69,11 +69,11 @@ class Padding:
 
 
 class _Last(threading.local):
-    """The padding that was read last: all layers of a step have the same mask, and reading it waits for the device."""
+    """What was read last: all layers of a step have the same mask, and reading it waits for the device."""
 
     mask: Callable[[], torch.Tensor | None] = lambda: None
     key: Any = None
-    padding: Padding | None = None
+    lengths: tuple[int, ...] = ()
 
 
 _last = _Last()
@@ -82,19 +82,25 @@ _last = _Last()
 def padding_of(call: Call) -> Padding:
     """Which keys of a call count. Waits for the device where a mask has not just been read."""
     batch, tokens = call.key.shape[:2]
-    mask = call.mask
-    if mask is None:
+    if call.mask is None:
         return Padding(None, [tokens] * batch)
-    whole = mask if mask._base is None else mask._base
-    # Tensors of inference mode do not count their changes, so that nothing about them can be kept.
-    key = None if mask.is_inference() else (mask.data_ptr(), mask.stride(), mask.shape, mask._version, batch)
-    if key is not None and _last.padding is not None and _last.key == key and _last.mask() is whole:
-        return _last.padding
-    keep = mask[:, 0, 0].expand(batch, -1)
-    lengths: list[int] = cast("Any", keep.sum(dim=1)).tolist()
-    padding = Padding(keep if min(lengths) < tokens else None, lengths)
-    _last.mask, _last.key, _last.padding = weakref.ref(whole), key, padding
-    return padding
+    keep = call.mask[:, 0, 0].expand(batch, -1)
+    lengths = _lengths(keep)
+    return Padding(keep if min(lengths) < tokens else None, list(lengths))
+
+
+def _lengths(keep: torch.Tensor) -> tuple[int, ...]:
+    """How many keys count, for each sample."""
+    # Tensors of inference mode do not count their changes, so that nothing about them can be remembered.
+    if keep.is_inference():
+        return tuple(cast("Any", keep.sum(dim=1)).tolist())
+    whole = keep if keep._base is None else keep._base
+    key = (keep.data_ptr(), keep.stride(), keep.shape, keep._version)
+    if _last.mask() is not whole or _last.key != key:
+        _last.lengths = tuple(cast("Any", keep.sum(dim=1)).tolist())
+        # Only while the mask is there is its address its own; remembering it must not keep it.
+        _last.mask, _last.key = weakref.ref(whole), key
+    return _last.lengths
 
 
 def packed(call: Call) -> PackedCall:

@@ -27,7 +27,7 @@ def by_ends(query: Any, key: Any, value: Any, query_ends: Any, key_ends: Any, **
     """Samples one after another, each by itself."""
     assert query_ends.dtype == key_ends.dtype == torch.int32
     assert query.dim() == key.dim() == value.dim() == 3
-    out = torch.full((*query.shape[:2], value.shape[2]), torch.nan, dtype=query.dtype)
+    out = torch.full((*query.shape[:2], value.shape[2]), torch.nan, dtype=query.dtype, device=query.device)
     samples = zip(query_ends[:-1], query_ends[1:], key_ends[:-1], key_ends[1:], strict=True)
     for q0, q1, k0, k1 in samples:
         if k1 > k0:

@@ -5,6 +5,7 @@ import importlib
 import pickle
 import sys
 import threading
+import weakref
 from collections.abc import Iterator
 from dataclasses import replace
 from types import ModuleType
@@ -278,6 +279,15 @@ def test_a_mask_is_read_once_for_all_layers(calls: Calls, monkeypatch: pytest.Mo
             hidden[0, ..., :length] = True
             attention(*parts, attn_mask=hidden, settings=settings)
             assert calls[-1][1]["cu_seqlens_k"].tolist()[1] == length
+
+
+def test_no_mask_is_kept(calls: Calls) -> None:
+    mask = padding([6, 2, 4])
+    gone = weakref.ref(mask)
+    attention(*tensors(), attn_mask=mask, settings=AttentionSettings("flash"))
+    calls.clear()
+    del mask
+    assert gone() is None
 
 
 def test_kernels_of_the_hub_are_fetched_by_name_and_version_and_only_when_used(calls: Calls) -> None:
