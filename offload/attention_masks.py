@@ -71,7 +71,7 @@ class Padding:
 class _Last(threading.local):
     """What was read last: all layers of a step have the same mask, and reading it waits for the device."""
 
-    mask: Callable[[], torch.Tensor | None] = lambda: None
+    mask: weakref.ref[torch.Tensor] | None = None
     key: Any = None
     lengths: tuple[int, ...] = ()
 
@@ -96,7 +96,7 @@ def _lengths(keep: torch.Tensor) -> tuple[int, ...]:
         return tuple(cast("Any", keep.sum(dim=1)).tolist())
     whole = keep if keep._base is None else keep._base
     key = (keep.data_ptr(), keep.stride(), keep.shape, keep._version)
-    if _last.mask() is not whole or _last.key != key:
+    if _last.mask is None or _last.mask() is not whole or _last.key != key:
         _last.lengths = tuple(cast("Any", keep.sum(dim=1)).tolist())
         # Only while the mask is there is its address its own; remembering it must not keep it.
         _last.mask, _last.key = weakref.ref(whole), key
