@@ -8,6 +8,7 @@ from .images import make_image_grid as make_image_grid
 from .models.auto import AutoModel as AutoModel
 from .models.autoencoders.asymmetric import AsymmetricAutoencoderKL as AsymmetricAutoencoderKL
 from .models.autoencoders.cogvideox import AutoencoderKLCogVideoX as AutoencoderKLCogVideoX
+from .models.autoencoders.hunyuan_video import AutoencoderKLHunyuanVideo as AutoencoderKLHunyuanVideo
 from .models.autoencoders.kl import AutoencoderKL as AutoencoderKL
 from .models.autoencoders.ltx import AutoencoderKLLTXVideo as AutoencoderKLLTXVideo
 from .models.autoencoders.qwenimage import AutoencoderKLQwenImage as AutoencoderKLQwenImage
@@ -102,6 +103,10 @@ from .pipelines.stable_diffusion_xl.img2img import StableDiffusionXLImg2ImgPipel
 from .pipelines.stable_diffusion_xl.inpaint import StableDiffusionXLInpaintPipeline as StableDiffusionXLInpaintPipeline
 from .pipelines.stable_diffusion_xl.output import StableDiffusionXLPipelineOutput as StableDiffusionXLPipelineOutput
 from .pipelines.stable_diffusion_xl.pipeline import StableDiffusionXLPipeline as StableDiffusionXLPipeline
+from .pipelines.wan.image2video import WanImageToVideoPipeline as WanImageToVideoPipeline
+from .pipelines.wan.output import WanPipelineOutput as WanPipelineOutput
+from .pipelines.wan.pipeline import WanPipeline as WanPipeline
+from .pipelines.wan.video2video import WanVideoToVideoPipeline as WanVideoToVideoPipeline
 from .precision import set_matmul_precision as set_matmul_precision
 from .progress import disable_progress_bar as disable_progress_bar
 from .progress import enable_progress_bar as enable_progress_bar

@@ -3,6 +3,7 @@ from .attention_dispatch import attention_backend as attention_backend
 from .auto import AutoModel as AutoModel
 from .autoencoders.asymmetric import AsymmetricAutoencoderKL as AsymmetricAutoencoderKL
 from .autoencoders.cogvideox import AutoencoderKLCogVideoX as AutoencoderKLCogVideoX
+from .autoencoders.hunyuan_video import AutoencoderKLHunyuanVideo as AutoencoderKLHunyuanVideo
 from .autoencoders.kl import AutoencoderKL as AutoencoderKL
 from .autoencoders.ltx import AutoencoderKLLTXVideo as AutoencoderKLLTXVideo
 from .autoencoders.qwenimage import AutoencoderKLQwenImage as AutoencoderKLQwenImage
