@@ -56,3 +56,7 @@ from .stable_diffusion_xl.img2img import StableDiffusionXLImg2ImgPipeline as Sta
 from .stable_diffusion_xl.inpaint import StableDiffusionXLInpaintPipeline as StableDiffusionXLInpaintPipeline
 from .stable_diffusion_xl.output import StableDiffusionXLPipelineOutput as StableDiffusionXLPipelineOutput
 from .stable_diffusion_xl.pipeline import StableDiffusionXLPipeline as StableDiffusionXLPipeline
+from .wan.image2video import WanImageToVideoPipeline as WanImageToVideoPipeline
+from .wan.output import WanPipelineOutput as WanPipelineOutput
+from .wan.pipeline import WanPipeline as WanPipeline
+from .wan.video2video import WanVideoToVideoPipeline as WanVideoToVideoPipeline

@@ -69,6 +69,12 @@ FAMILIES = [
         image_to_video="CogVideoXImageToVideoPipeline",
         video_to_video="CogVideoXVideoToVideoPipeline",
     ),
+    Family(
+        "wan",
+        text_to_video="WanPipeline",
+        image_to_video="WanImageToVideoPipeline",
+        video_to_video="WanVideoToVideoPipeline",
+    ),
     Family("ltx", text_to_video="LTXPipeline", image_to_video="LTXImageToVideoPipeline"),
 ]
 # The family that takes over where a ControlNet is given.

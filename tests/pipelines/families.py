@@ -14,7 +14,7 @@ from transformers import CLIPTextConfig, CLIPTextModelWithProjection
 
 import diffusion_core
 
-from . import cogvideo, flux, ltx, masked, qwen, sd, sd3, steered, tiny
+from . import cogvideo, flux, ltx, masked, qwen, sd, sd3, steered, tiny, wan
 
 PROMPTS = ["a red cat", "a dog"]
 NEGATIVES = ["ugly", "blue"]
@@ -533,6 +533,52 @@ LTX_TIMED = replace(
     arguments={**LTX.arguments, "decode_timestep": 0.05, "decode_noise_scale": 0.025},
 )
 
+WAN = Family(
+    "wan",
+    wan.parts,
+    {"text": "WanPipeline", "video": "WanVideoToVideoPipeline"},
+    wan.embed,
+    wan.SCHEDULERS,
+    arguments={"max_sequence_length": wan.LENGTH, "height": 32, "width": 32},
+    latents=(4, 3, 8, 8),
+    frames=9,
+    multiple=8,
+    denoiser="transformer",
+    callback_tensors=("latents", "prompt_embeds", "negative_prompt_embeds"),
+    absent=frozenset(),
+)
+# Two transformers, of which the first takes the first step.
+WAN_TWO = replace(
+    WAN,
+    name="wan-two",
+    parts=wan.two_parts,
+    tasks={"text": "WanPipeline"},
+    settings={"boundary_ratio": 0.9},
+    beside=("transformer_2",),
+)
+# Pictures seen through CLIP, which the reference tells from 512 tokens of text.
+WAN_IMAGE = replace(
+    WAN,
+    name="wan-image",
+    parts=wan.image_parts,
+    tasks={"image": "WanImageToVideoPipeline"},
+    embed=wan.embed_long,
+    arguments={**WAN.arguments, "max_sequence_length": 512},
+    # The reference takes a single picture.
+    task_arguments={"image": {"image": sd.image(32, 32)}},
+)
+# A first frame that is a part of the film, and an autoencoder with patches of pixels.
+WAN_TIMED = replace(
+    WAN,
+    name="wan-timed",
+    parts=wan.timed_parts,
+    tasks={"image": "WanImageToVideoPipeline"},
+    settings={"expand_timesteps": True},
+    task_arguments={"image": {"image": sd.image(32, 32)}},
+    latents=(4, 3, 4, 4),
+    multiple=16,
+)
+
 # A new family is an entry here.
 FAMILIES = [
     SD,
@@ -555,5 +601,9 @@ FAMILIES = [
     COGVIDEOX_IMAGE,
     LTX,
     LTX_TIMED,
+    WAN,
+    WAN_TWO,
+    WAN_IMAGE,
+    WAN_TIMED,
 ]
 CASES = [(family, task) for family in FAMILIES for task in family.tasks]
