@@ -14,6 +14,7 @@ from diffusion_core.randomness import Generators, randn_tensor
 
 from ..models.autoencoders.asymmetric import AsymmetricAutoencoderKL
 from .canvas import Canvas, check_crop, make_canvas
+from .components import unwrap
 from .latents import check_latents, encode_image, spread
 from .loop import Steps, check_share
 
@@ -302,7 +303,7 @@ class Inpaint(Task):
     def conditions(self, pipe: "PicturePipeline") -> Tensors:
         """What a decoder that keeps the surroundings wants to see of them."""
         canvas = self.canvas
-        if not isinstance(pipe.vae, AsymmetricAutoencoderKL) or canvas.pixels.shape[1] == pipe.latent_channels:
+        if not isinstance(unwrap(pipe.vae), AsymmetricAutoencoderKL) or canvas.pixels.shape[1] == pipe.latent_channels:
             return {}
         tensors = {"image": canvas.pixels, "mask": canvas.mask}
         return {name: canvas.for_each(value, name).to(pipe._execution_device) for name, value in tensors.items()}

@@ -1,7 +1,7 @@
 """What the UNet and the ControlNet of text-to-image models share: how time, labels, sizes and text condition them."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -182,14 +182,14 @@ class ConditionedModel(Model):
     def _sizes_and_text(self, text: Tensor, sizes: Tensor, dtype: torch.dtype) -> Tensor:
         sizes = self.add_time_proj(sizes.flatten()).reshape(sizes.shape[0], -1)
         embeds = torch.cat([text, sizes.to(text.dtype)], dim=-1).to(dtype)
-        assert isinstance(self.add_embedding, TimestepEmbedding)
-        expected = self.add_embedding.linear_1.in_features
+        add_embedding = cast("TimestepEmbedding", self.add_embedding)  # or what a compiler has put around it
+        expected = add_embedding.linear_1.in_features
         if embeds.shape[-1] != expected:
             raise ValueError(
                 f"added_cond_kwargs give {text.shape[-1]} values of text_embeds and {sizes.shape[-1]} of time_ids, "
                 f"together {embeds.shape[-1]}; this model needs {expected}"
             )
-        return self.add_embedding(embeds)
+        return add_embedding(embeds)
 
     def _down_and_mid(
         self, settings: Mapping[str, Any], temb_channels: int

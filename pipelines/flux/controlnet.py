@@ -252,11 +252,12 @@ class FluxControlNetPipeline(FluxAdapterBase):
         strengths = self.control.strengths(index)
         if not any(strengths):
             return {}
+        several = isinstance(unwrap(self.controlnet), FluxMultiControlNetModel)
         blocks, singles = self.controlnet(
             **{**given, "guidance": tensors["control_guidance"]},
             controlnet_cond=tensors["control_image"],
             controlnet_mode=tensors["control_mode"],
-            conditioning_scale=strengths if isinstance(unwrap(self.controlnet), FluxMultiControlNetModel) else strengths[0],
+            conditioning_scale=strengths if several else strengths[0],
         )
         return {
             "controlnet_block_samples": blocks,
