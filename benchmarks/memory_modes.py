@@ -44,26 +44,59 @@ class Family:
     Attributes:
         repo: below the folder of configs.
         pipeline: the class's name.
-        size: height and width of the picture, pixels.
-        steps: how many a picture takes as a rule; `STEPS` are run, and the last one stands for the others.
-        denoiser: the component that does the steps.
+        size: height and width of the picture, pixels; one number for both.
+        frames: of a film; None for a picture.
+        steps: how many a picture takes as a rule; `taken` are run, and the last one stands for the others.
+        taken: see there; with half of them, every component is seen.
+        denoiser: the component that does the steps; others whose names begin so do them with it.
         dtype: of the weights.
+        vae_dtype: of the autoencoder's, if it is another one.
         borrowed: tokenizers that the folder lacks, and folders that have them.
         absent: components that are left out.
     """
 
     repo: str
     pipeline: str
-    size: int = 1024
+    size: int | tuple[int, int] = 1024
+    frames: int | None = None
     steps: int = 28
+    taken: int = STEPS
     denoiser: str = "transformer"
     dtype: torch.dtype = torch.bfloat16
+    vae_dtype: torch.dtype | None = None
     borrowed: dict[str, str] = field(default_factory=dict)
     absent: tuple[str, ...] = ()
+
+    @property
+    def sides(self) -> tuple[int, int]:
+        """Height and width."""
+        return self.size if isinstance(self.size, tuple) else (self.size, self.size)
+
+    @property
+    def shown(self) -> str:
+        """The size in words."""
+        height, width = self.sides
+        return f"{width}x{height}" + ("" if self.frames is None else f", {self.frames} frames")
 
 
 _T5 = "black-forest-labs/FLUX.1-dev/tokenizer_2"
 _SD15_PARTS = ("safety_checker", "feature_extractor", "image_encoder")
+
+
+def _wan(repo: str, taken: int = STEPS) -> Family:
+    """Wan at 480p; its autoencoder computes in float32, as its makers run it."""
+    return Family(
+        repo,
+        "WanPipeline",
+        size=(480, 832),
+        frames=81,
+        steps=50,
+        taken=taken,
+        vae_dtype=torch.float32,
+        borrowed={"tokenizer": _T5},
+    )
+
+
 FAMILIES = {
     "sd15": Family(
         "runwayml/stable-diffusion-v1-5",
@@ -87,6 +120,20 @@ FAMILIES = {
     "sd3": Family("stabilityai/stable-diffusion-3-medium-diffusers", "StableDiffusion3Pipeline"),
     "auraflow": Family("fal/AuraFlow", "AuraFlowPipeline", size=512, borrowed={"tokenizer": _T5}),
     "flux": Family("black-forest-labs/FLUX.1-dev", "FluxPipeline"),
+    "cogvideox": Family(
+        "THUDM/CogVideoX-5b",
+        "CogVideoXPipeline",
+        size=(480, 720),
+        frames=49,
+        steps=50,
+        borrowed={"tokenizer": _T5},
+    ),
+    "wan": _wan("Wan-AI/Wan2.1-T2V-14B-Diffusers"),
+    # Both of its transformers take a part of the steps, and the first of four steps do not show the second.
+    "wan-a14b": _wan("Wan-AI/Wan2.2-T2V-A14B-Diffusers", taken=4),
+    "ltx": Family(
+        "Lightricks/LTX-Video", "LTXPipeline", size=(512, 704), frames=161, steps=50, borrowed={"tokenizer": _T5}
+    ),
 }
 
 
@@ -121,7 +168,8 @@ def _group(tiling: bool = False, **options: Any) -> Callable[[Any, Family], None
 
 def _tile(pipe: Any, family: Family) -> None:
     """Tiles of half the picture's size; those that the configs name are as large as the picture."""
-    pipe.vae.enable_tiling(family.size // 2, family.size // 2)
+    height, width = family.sides
+    pipe.vae.enable_tiling(height // 2, width // 2)
 
 
 def _resident(pipe: Any, family: Family) -> None:
@@ -143,9 +191,8 @@ def _sequential(pipe: Any, family: Family) -> None:
 
 def _streamed_denoiser(pipe: Any, family: Family) -> None:
     pipe.enable_model_cpu_offload(device=DEVICE)
-    getattr(pipe, family.denoiser).enable_group_offload(
-        DEVICE, offload_type="block_level", use_stream=True, low_cpu_mem_usage=True
-    )
+    for part in _denoisers(pipe, family):
+        part.enable_group_offload(DEVICE, offload_type="block_level", use_stream=True, low_cpu_mem_usage=True)
 
 
 def _balanced(pipe: Any, family: Family) -> None:
@@ -154,7 +201,12 @@ def _balanced(pipe: Any, family: Family) -> None:
 
 
 def _cast(pipe: Any, family: Family) -> None:
-    getattr(pipe, family.denoiser).enable_layerwise_casting(torch.float8_e4m3fn)
+    for part in _denoisers(pipe, family):
+        part.enable_layerwise_casting(torch.float8_e4m3fn)
+
+
+def _denoisers(pipe: Any, family: Family) -> list[Any]:
+    return [part for name, part in pipe.components.items() if name.startswith(family.denoiser) and part is not None]
 
 
 def _cast_all(pipe: Any, family: Family) -> None:
@@ -226,6 +278,7 @@ def build(family: Family, hub: Path) -> Any:
             parts[name] = _component(folder / name, *entry, family, hub)
     absent = dict.fromkeys(family.absent)
     settings = {"requires_safety_checker": False} if "safety_checker" in absent else {}
+    settings |= {name: index[name] for name in ("boundary_ratio", "expand_timesteps") if name in index}
     pipe = getattr(diffusion_core, family.pipeline)(**parts, **absent, **settings)
     pipe.set_progress_bar_config(disable=True)
     return pipe
@@ -247,7 +300,8 @@ def _component(folder: Path, library: str, kind: str, family: Family, hub: Path)
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         with torch.device("meta"):
             model = getattr(diffusion_core, kind).from_config(config)
-    model = model.to(family.dtype).to_empty(device="cpu").eval()
+    dtype = family.vae_dtype if folder.name == "vae" and family.vae_dtype is not None else family.dtype
+    model = model.to(dtype).to_empty(device="cpu").eval()
     for tensor in (*model.parameters(), *model.buffers()):
         if tensor.numel() <= 8192:  # small tensors are computed with, even in a dry run
             tensor.data.zero_()
@@ -291,32 +345,36 @@ def _draw(sim: Simulator, pipe: Any, family: Family, weights: int, begun: float)
         marks.append((sim.elapsed, _moved(sim)))
         return {}
 
+    height, width = family.sides
+    more = {} if family.frames is None else {"num_frames": family.frames}
+
     def draw(steps: int) -> None:
         pipe(
             PROMPT,
-            height=family.size,
-            width=family.size,
+            height=height,
+            width=width,
             num_inference_steps=steps,
             output_type="np",
             callback_on_step_end=note,
+            **more,
         )
         for device in sim.devices:
             sim.synchronize(device)
 
-    draw(1)
+    draw(family.taken // 2)
     marks.clear()
     sim.reset()
     start = sim.elapsed
-    draw(STEPS)
+    draw(family.taken)
     step, moved = marks[-1][0] - marks[-2][0], marks[-1][1] - marks[-2][1]
-    more = family.steps - len(marks)
+    others = family.steps - len(marks)
     return Result(
         peaks=tuple(sim.statistics(device).peak for device in sim.devices),
         weights=weights,
         pinned=sim.pinned.peak,
         step=step,
-        total=sim.elapsed - start + more * step,
-        moved=_moved(sim) + more * moved,
+        total=sim.elapsed - start + others * step,
+        moved=_moved(sim) + others * moved,
         moved_a_step=moved,
         took=time.process_time() - begun,
         trace=[(when - start, size) for when, size in sim.memory_over_time(0)],
@@ -355,7 +413,7 @@ def main() -> None:
     set_verbosity_error()
     for name in given.families or FAMILIES:
         family = FAMILIES[name]
-        title = f"{family.pipeline}, {family.repo}, {family.size} px, {family.steps} steps, {given.hardware}"
+        title = f"{family.pipeline}, {family.repo}, {family.shown}, {family.steps} steps, {given.hardware}"
         tasks = [(name, mode.name, given.hub, given.hardware) for mode in MODES if given.modes in mode.name]
         found = rows(tasks)
         if given.markdown:

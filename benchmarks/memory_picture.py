@@ -47,7 +47,7 @@ def draw(family: Family, results: Mapping[str, Result], output: Path) -> None:
         axes.set_ylabel("memory, GB")
     for axes in grid[-1]:
         axes.set_xlabel("predicted time, s")
-    figure.suptitle(f"{family.repo.rpartition('/')[2]}, {family.size} x {family.size} pixels, two steps", fontsize=11)
+    figure.suptitle(f"{family.repo.rpartition('/')[2]}, {family.shown} pixels, two steps", fontsize=11)
     figure.savefig(output)
 
 
