@@ -1,6 +1,6 @@
 """Films that pass through causal convolutions in chunks of frames: a frame sees itself and those before it."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 import torch.nn.functional as F
@@ -8,6 +8,9 @@ from torch import nn
 
 Memory = dict[nn.Module, torch.Tensor]
 """What each convolution saw last, for the next chunk of the same film. A new film starts with an empty one."""
+
+LARGE = 1 << 24
+"""Values of a chunk of frames; what is smaller is not where memory goes."""
 
 
 class ChunkedConv3d(nn.Module):
@@ -20,6 +23,8 @@ class ChunkedConv3d(nn.Module):
         kernel_size: in each direction, odd.
     """
 
+    FRAMES = 2  # how many frames of a large chunk are padded and convolved at a time
+
     def __init__(self, in_channels: int, out_channels: int, kernel_size: int = 3) -> None:
         super().__init__()
         self.before = kernel_size - 1
@@ -27,14 +32,33 @@ class ChunkedConv3d(nn.Module):
         self.conv = nn.Conv3d(in_channels, out_channels, kernel_size, padding=(0, side, side))
 
     def forward(self, film: torch.Tensor, memory: Memory) -> torch.Tensor:
-        if self.before:
-            earlier = memory.get(self)
-            if earlier is None:
-                earlier = film[:, :, :1].expand(-1, -1, self.before, -1, -1)
+        if not self.before:
+            return self.conv(film)
+        earlier = memory.get(self)
+        if earlier is None:
+            earlier = film[:, :, :1].expand(-1, -1, self.before, -1, -1)
+        output = self._in_parts(earlier, film) if is_large(film) else self.conv(put_before(earlier, film))
+        # A copy, so that the chunk itself can be freed.
+        memory[self] = self._last(earlier, film).clone()
+        return output
+
+    def _last(self, earlier: torch.Tensor, film: torch.Tensor) -> torch.Tensor:
+        """The frames that the next ones see."""
+        if film.shape[2] < self.before:
             film = put_before(earlier, film)
-            # A copy, so that the chunk itself can be freed.
-            memory[self] = film[:, :, -self.before :].clone()
-        return self.conv(film)
+        return film[:, :, -self.before :]
+
+    def _in_parts(self, earlier: torch.Tensor, film: torch.Tensor) -> torch.Tensor:
+        """The convolution a few frames at a time, so that the padded film never exists as a whole."""
+        output: torch.Tensor | None = None
+        for start in range(0, film.shape[2], self.FRAMES):
+            frames = film[:, :, start : start + self.FRAMES]
+            part = self.conv(put_before(earlier, frames))
+            earlier = self._last(earlier, frames)
+            output = room_for(part, film.shape[2]) if output is None else output
+            output[:, :, start : start + self.FRAMES] = part
+        assert output is not None, "a film without a frame"
+        return output
 
 
 def put_before(earlier: torch.Tensor, film: torch.Tensor) -> torch.Tensor:
@@ -58,19 +82,42 @@ def halve_frames(film: torch.Tensor) -> torch.Tensor:
     """The means of pairs of frames; of an odd number, the first stays by itself."""
     # The mean of the first frame with itself is the first frame, to the bit.
     film = put_before(film[:, :, :1], film) if film.shape[2] % 2 else film
-    return F.avg_pool3d(film, (2, 1, 1))
+    # torch has no pooling over time in half precision on a CPU. Halves are exact, so that this rounds once as well.
+    return film[:, :, ::2] * 0.5 + film[:, :, 1::2] * 0.5
 
 
-def double(film: torch.Tensor, frames_too: bool) -> torch.Tensor:
-    """Twice the height and width by repetition, and twice the frames; of an odd number, the first stays by itself."""
-    if not frames_too or film.shape[2] == 1:
-        return F.interpolate(film, scale_factor=(1, 2, 2))
+def double_frames(film: torch.Tensor) -> torch.Tensor:
+    """Every frame twice; of an odd number, the first stays by itself."""
     odd = film.shape[2] % 2
-    rest = F.interpolate(film[:, :, odd:], scale_factor=2)
-    return torch.cat([F.interpolate(film[:, :, :1], scale_factor=(1, 2, 2)), rest], dim=2) if odd else rest
+    rest = film[:, :, odd:].repeat_interleave(2, dim=2)
+    return torch.cat([film[:, :, :1], rest], dim=2) if odd else rest
 
 
-def by_frame(layer: nn.Module, film: torch.Tensor) -> torch.Tensor:
-    """A layer for pictures (B, C, H, W), applied to each frame of (B, C, F, H, W)."""
-    pictures = layer(film.transpose(1, 2).flatten(0, 1))
-    return pictures.unflatten(0, (film.shape[0], film.shape[2])).transpose(1, 2)
+def by_frame(layer: Callable[[torch.Tensor], torch.Tensor], film: torch.Tensor) -> torch.Tensor:
+    """A layer for pictures (B, C, H, W), applied to each frame of (B, C, F, H, W).
+
+    Those of large films go one by one, so that what a layer keeps in between never exists for the whole film.
+    """
+    if not is_large(film):
+        pictures = layer(film.transpose(1, 2).flatten(0, 1))
+        return pictures.unflatten(0, (film.shape[0], film.shape[2])).transpose(1, 2)
+    output: torch.Tensor | None = None
+    for index, frame in enumerate(film.unbind(2)):
+        picture = layer(frame)
+        output = room_for(picture.unsqueeze(2), film.shape[2]) if output is None else output
+        output[:, :, index] = picture
+    assert output is not None, "a film without a frame"
+    return output
+
+
+def is_large(film: torch.Tensor) -> bool:
+    """Whether a film takes so much memory that it is better worked on in parts, where that is possible."""
+    return film.numel() >= LARGE and not torch.is_grad_enabled() and not torch.compiler.is_compiling()
+
+
+def room_for(part: torch.Tensor, frames: int) -> torch.Tensor:
+    """An empty film of so many frames like `part` (B, C, F, H, W), in its memory format."""
+    batch, channels, _, *sides = part.shape
+    layout = torch.channels_last_3d if part.stride(1) == 1 and channels > 1 else torch.contiguous_format
+    shape = (batch, channels, frames, *sides)
+    return torch.empty(shape, dtype=part.dtype, device=part.device, memory_format=layout)

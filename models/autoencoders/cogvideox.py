@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from diffusion_core.randomness import Generators
 
 from ..base import Model
-from ..layers.activations import get_activation
-from .chunks import ChunkedConv3d, Memory, by_frame, chunks_of, double, halve_frames
+from ..layers.activations import activation_function
+from ..layers.resnet import DoublingConv2d
+from .chunks import ChunkedConv3d, Memory, by_frame, chunks_of, double_frames, halve_frames
 from .distribution import DiagonalGaussianDistribution
 from .outputs import AutoencoderKLOutput, DecoderOutput
 from .tiling import Axis, TilingMixin, stride_for
@@ -31,17 +32,29 @@ class CogVideoXSpatialNorm3D(nn.Module):
         self.conv_b = ChunkedConv3d(latent_channels, channels, kernel_size=1)
 
     def forward(self, film: Tensor, latents: Tensor, memory: Memory) -> Tensor:
-        there = _at_size_of(film, latents)
-        return self.norm_layer(film) * self.conv_y(there, memory) + self.conv_b(there, memory)
+        # The convolutions see one place at a time, so they need not see it as often as the film repeats it: their
+        # results are only spread over height and width while they are used, and are never as large as the film.
+        scale, shift = (
+            _over_frames(conv(latents, memory), film.shape[2])[..., :, None, :, None]
+            for conv in (self.conv_y, self.conv_b)
+        )
+        rows, columns = latents.shape[-2:]
+        normed = self.norm_layer(film)
+        places = normed.unflatten(-1, (columns, -1)).unflatten(-3, (rows, -1))
+        if torch.is_grad_enabled() or torch.compiler.is_compiling():
+            return torch.addcmul(shift, places, scale).flatten(-2).flatten(-3, -2)
+        torch.addcmul(shift, places, scale, out=places)
+        return normed
 
 
-def _at_size_of(film: Tensor, latents: Tensor) -> Tensor:
-    """Latents repeated to the film's size; of an odd number of frames, the first goes with the first."""
-    size = film.shape[2:]
-    if size[0] == 1 or size[0] % 2 == 0:
-        return F.interpolate(latents, size=size)
-    first = F.interpolate(latents[:, :, :1], size=(1, *size[1:]))
-    return torch.cat([first, F.interpolate(latents[:, :, 1:], size=(size[0] - 1, *size[1:]))], dim=2)
+def _over_frames(latents: Tensor, frames: int) -> Tensor:
+    """Latents repeated along time to so many frames; of an odd number, the first goes with the first."""
+    if frames == latents.shape[2]:
+        return latents
+    odd = frames % 2
+    rest = latents[:, :, odd:]
+    rest = rest.repeat_interleave((frames - odd) // rest.shape[2], dim=2)
+    return torch.cat([latents[:, :, :1], rest], dim=2) if odd else rest
 
 
 class CogVideoXResnetBlock3D(nn.Module):
@@ -65,7 +78,7 @@ class CogVideoXResnetBlock3D(nn.Module):
         latent_channels: int | None = None,
     ) -> None:
         super().__init__()
-        self.nonlinearity = get_activation(act_fn)
+        self.nonlinearity = activation_function(act_fn)
 
         def norm(channels: int) -> nn.Module:
             if latent_channels is None:
@@ -78,13 +91,15 @@ class CogVideoXResnetBlock3D(nn.Module):
         self.conv_shortcut = nn.Conv3d(in_channels, out_channels, 1) if in_channels != out_channels else None
 
     def forward(self, film: Tensor, latents: Tensor | None, memory: Memory) -> Tensor:
-        hidden = self._layer(self.norm1, self.conv1, film, latents, memory)
-        hidden = self._layer(self.norm2, self.conv2, hidden, latents, memory)
-        return hidden + (film if self.conv_shortcut is None else self.conv_shortcut(film))
+        # Names are given anew as soon as may be, since each tensor can take a gigabyte.
+        hidden = self.conv1(self._activated(self.norm1, film, latents, memory), memory)
+        hidden = self._activated(self.norm2, hidden, latents, memory)
+        hidden = self.conv2(hidden, memory)
+        return hidden.add_(film if self.conv_shortcut is None else self.conv_shortcut(film))
 
-    def _layer(self, norm: nn.Module, conv: nn.Module, film: Tensor, latents: Tensor | None, memory: Memory) -> Tensor:
+    def _activated(self, norm: nn.Module, film: Tensor, latents: Tensor | None, memory: Memory) -> Tensor:
         normed = norm(film) if latents is None else norm(film, latents, memory)
-        return conv(self.nonlinearity(normed), memory)
+        return self.nonlinearity(normed, inplace=not torch.is_grad_enabled())
 
 
 class _Downsample(nn.Module):
@@ -95,7 +110,10 @@ class _Downsample(nn.Module):
         self.conv = nn.Conv2d(channels, channels, 3, stride=2)
 
     def forward(self, film: Tensor, frames_too: bool) -> Tensor:
-        return by_frame(self.conv, F.pad(halve_frames(film) if frames_too else film, (0, 1, 0, 1)))
+        return by_frame(self._halved, halve_frames(film) if frames_too else film)
+
+    def _halved(self, frames: Tensor) -> Tensor:
+        return self.conv(F.pad(frames, (0, 1, 0, 1)))
 
 
 class _Upsample(nn.Module):
@@ -103,10 +121,12 @@ class _Upsample(nn.Module):
 
     def __init__(self, channels: int) -> None:
         super().__init__()
-        self.conv = nn.Conv2d(channels, channels, 3, padding=1)
+        self.conv = DoublingConv2d(channels, channels, 3, padding=1)
 
     def forward(self, film: Tensor, frames_too: bool) -> Tensor:
-        return by_frame(self.conv, double(film, frames_too))
+        # The convolution sees one frame at a time, so repeated frames need not pass it twice.
+        film = by_frame(self.conv, film)
+        return double_frames(film) if frames_too else film
 
 
 class _Level(nn.Module):
@@ -192,7 +212,7 @@ class CogVideoXEncoder3D(nn.Module):
         )
         self.mid_block = CogVideoXMidBlock3D(widths[-1], block)
         self.norm_out = nn.GroupNorm(groups, widths[-1], eps=_EPS)
-        self.conv_act = get_activation(act_fn)
+        self.conv_act = activation_function(act_fn)
         self.conv_out = ChunkedConv3d(widths[-1], 2 * latent_channels)
 
     def forward(self, film: Tensor, memory: Memory) -> Tensor:
@@ -200,7 +220,7 @@ class CogVideoXEncoder3D(nn.Module):
         for level in self.down_blocks:
             film = level(film, memory)
         film = self.mid_block(film, None, memory)
-        return self.conv_out(self.conv_act(self.norm_out(film)), memory)
+        return self.conv_out(self.conv_act(self.norm_out(film), inplace=not torch.is_grad_enabled()), memory)
 
 
 class CogVideoXDecoder3D(nn.Module):
@@ -226,14 +246,15 @@ class CogVideoXDecoder3D(nn.Module):
             for index, (before, width) in enumerate(zip([widths[0], *widths], widths, strict=False))
         )
         self.norm_out = CogVideoXSpatialNorm3D(widths[-1], latent_channels, groups)
-        self.conv_act = get_activation(act_fn)
+        self.conv_act = activation_function(act_fn)
         self.conv_out = ChunkedConv3d(widths[-1], out_channels)
 
     def forward(self, latents: Tensor, memory: Memory) -> Tensor:
         film = self.mid_block(self.conv_in(latents, memory), latents, memory)
         for level in self.up_blocks:
             film = level(film, latents, memory)
-        return self.conv_out(self.conv_act(self.norm_out(film, latents, memory)), memory)
+        normed = self.norm_out(film, latents, memory)
+        return self.conv_out(self.conv_act(normed, inplace=not torch.is_grad_enabled()), memory)
 
 
 class AutoencoderKLCogVideoX(TilingMixin, Model):

@@ -7,8 +7,10 @@ import diffusers
 import pytest
 import torch
 
-from diffusion_core.models.autoencoders.chunks import ChunkedConv3d, Memory, double
+from diffusion_core.models.autoencoders import chunks
+from diffusion_core.models.autoencoders.chunks import ChunkedConv3d, Memory, by_frame
 from diffusion_core.models.autoencoders.cogvideox import AutoencoderKLCogVideoX
+from diffusion_core.models.layers.resnet import DoublingConv2d
 from tests.support import hub_config
 
 TINY: dict[str, Any] = {
@@ -89,7 +91,28 @@ def test_slices_are_the_whole_batch() -> None:
 
 
 @torch.no_grad()
-def test_padding_in_time_keeps_the_memory_format() -> None:
+def test_large_chunks_are_worked_on_in_parts_with_the_same_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, _ = pair()
+    latents = torch.randn(1, 4, 5, 4, 6, generator=torch.Generator().manual_seed(0))
+    decoded, encoded = ours.decode(latents).sample, ours.encode(film(17)).latent_dist.mode()
+    monkeypatch.setattr(chunks, "LARGE", 0)
+    monkeypatch.setattr(DoublingConv2d, "LARGE", 0)
+    assert torch.allclose(ours.decode(latents).sample, decoded, atol=1e-5)
+    assert torch.allclose(ours.encode(film(17)).latent_dist.mode(), encoded, atol=1e-5)
+
+
+def test_gradients_flow_as_in_the_reference() -> None:
+    latents = torch.randn(1, 4, 3, 4, 6, generator=torch.Generator().manual_seed(0))
+    found = []
+    for each in pair():
+        given = latents.clone().requires_grad_()
+        each.decode(given).sample.square().mean().backward()
+        found.append(given.grad)
+    assert torch.allclose(*found, atol=1e-6)
+
+
+@torch.no_grad()
+def test_padding_in_time_keeps_the_memory_format(monkeypatch: pytest.MonkeyPatch) -> None:
     """Case 115: before a film, between chunks, and where it grows. (On the CPU, torch's group norm loses it.)"""
 
     def in_format(given: torch.Tensor) -> bool:
@@ -103,7 +126,8 @@ def test_padding_in_time_keeps_the_memory_format() -> None:
     apart = torch.cat([conv(part, memory) for part in (first, second)], dim=2)
     assert torch.allclose(apart, conv(torch.cat([first, second], dim=2), {}), atol=1e-5)
     assert met[:2] == [True, True]
-    assert in_format(double(first, True)) and in_format(double(first, False))
+    monkeypatch.setattr(chunks, "LARGE", 0)
+    assert in_format(conv(first, {})) and in_format(by_frame(torch.nn.Identity(), first))
 
 
 @pytest.mark.parametrize("name", ["CogVideoX-2b", "CogVideoX-5b"])
