@@ -49,7 +49,6 @@ MODEL: dict[str, str] = {
         ),
         _KERNEL,
     ),
-    "enable_cache": "results of steps are not cached; leave the call out, and use fewer steps for more speed",
     "enable_gradient_checkpointing": "this library runs models and does not train them; train with diffusers, and "
     "load the result here",
     "enable_parallelism": "a model is not run on several devices at once; `device_map` spreads its weights over them",

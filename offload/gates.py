@@ -20,16 +20,25 @@ _CALL_ATTRIBUTE = "_compiled_call_impl"
 _ABSENT: Any = object()
 
 
+class Answer:
+    """What a watcher's `enter` gives for a call that is not to be made: its result. Those further in do not see it."""
+
+    def __init__(self, output: Any) -> None:
+        self.output = output
+
+
 class Watcher(Protocol):
     """What stands at a gate. `order`: lower ones are further outside; placement has 0, decoding 10.
 
-    `enter` may change the arguments; if it raises, it must have undone its own work. After it, `leave` is called on
-    every way out, and must not raise. `result` sees what a call that succeeded returns.
+    `enter` may change the arguments, or give an `Answer`; if it raises, it must have undone its own work. After it,
+    `leave` is called on every way out, and must not raise. `result` sees what a call that succeeded returns.
     """
 
     order: int
 
-    def enter(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]: ...
+    def enter(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | Answer: ...
 
     def result(self, output: Any) -> Any: ...
 
@@ -109,16 +118,17 @@ class _Gate:
         entered: list[Watcher] = []
         try:
             for watcher in self.watchers:
-                args, kwargs = watcher.enter(args, kwargs)
+                passed = watcher.enter(args, kwargs)
                 entered.append(watcher)
+                if isinstance(passed, Answer):
+                    return _seen(entered[:-1], passed.output)
+                args, kwargs = passed
             self.open += 1
             try:
                 output = original(*args, **kwargs)
             finally:
                 self.open -= 1
-            for watcher in reversed(entered):
-                output = watcher.result(output)
-            return output
+            return _seen(entered, output)
         finally:
             for watcher in reversed(entered):
                 watcher.leave()
@@ -141,6 +151,12 @@ class _Gate:
         if self._guard is not None:
             remove_override(module, "compile", self._compile_behind)
             self._guard.remove()
+
+
+def _seen(watchers: list[Watcher], output: Any) -> Any:
+    for watcher in reversed(watchers):
+        output = watcher.result(output)
+    return output
 
 
 class _Guard:

@@ -155,6 +155,11 @@ def is_serving() -> bool:
     return bool(_threads.frames) and _threads.frames[-1] is not None
 
 
+def is_capturing() -> bool:
+    """Whether a call is only looking for the conditioning vector, and computes no step."""
+    return is_serving() and _threads.frames[-1] is not None and _threads.frames[-1].vectors is None
+
+
 class Hoisting:
     """The tables of one model, made by the first call in a run and used by all its calls there.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any, ClassVar, cast
 
 import torch
@@ -82,6 +83,39 @@ class OffloadMixin:
 
         self.__dict__["_hoists"] = False
         place_anew(cast("nn.Module", self))
+
+    def enable_cache(self, config: Any) -> None:
+        """Answer for parts of the model from earlier steps: faster, and no longer exact; see the caches guide.
+
+        Args:
+            config: a `FirstBlockCacheConfig`, `TaylorSeerCacheConfig`, `MagCacheConfig` or
+                `PyramidAttentionBroadcastConfig`.
+
+        Raises:
+            ValueError: if there is a cache already, or the model has nothing that the cache could act on.
+            UnsupportedError: for the config of a cache that is not supported.
+            TypeError: if it is no config.
+        """
+        from .step_caches import enable
+
+        enable(cast("nn.Module", self), config)
+
+    def disable_cache(self) -> None:
+        """Undo `enable_cache`: every step computes everything. Without it there is nothing to do."""
+        from .step_caches import disable
+
+        disable(cast("nn.Module", self))
+
+    @property
+    def is_cache_enabled(self) -> bool:
+        """Whether there is a step cache."""
+        return "_step_cache" in self.__dict__
+
+    def cache_context(self, name: str) -> AbstractContextManager[None]:
+        """Context: for step caches, calls in it belong together. Calls are told apart by their text without it."""
+        from .step_caches import cache_context
+
+        return cache_context(name)
 
     def disable_group_offload(self) -> None:
         """Undo `enable_group_offload`: all weights are back where they were. Without it there is nothing to do."""

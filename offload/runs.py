@@ -39,7 +39,7 @@ class RunMemory:
         limit: bytes that results may take together; 0 keeps none.
 
     Attributes:
-        step: the number of the present step, from 0; None where nobody counts them.
+        step, timestep: of the scheduler's present step, from 0; None where nobody counts them.
         states: what step caches keep, by whose it is.
         tables: of modulation, see `hoisting`.
     """
@@ -47,6 +47,7 @@ class RunMemory:
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self.step: int | None = None
+        self.timestep: torch.Tensor | None = None
         self.states: dict[Hashable, Any] = {}
         self.tables: dict[Hashable, tuple[Any, ...]] = {}
         self._kept: dict[Hashable, dict[Hashable, _Kept]] = {}

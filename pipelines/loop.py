@@ -170,7 +170,7 @@ def walk(pipe: Any, run: Any, steps: Steps) -> Iterator[tuple[int, torch.Tensor]
             if run.interrupt:
                 break
             if memory is not None:
-                memory.step = index
+                memory.step, memory.timestep = index, timesteps[index]
             yield index, timesteps[index]
             if steps.ends_at(index):
                 bar.update()

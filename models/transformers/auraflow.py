@@ -114,13 +114,13 @@ class AuraFlowJointTransformerBlock(nn.Module):
         self.ff_context = AuraFlowFeedForward(dim)
 
     def forward(self, hidden_states: Tensor, encoder_hidden_states: Tensor, temb: Tensor) -> tuple[Tensor, Tensor]:
-        """Transform text tokens (B, T, dim) and image tokens (B, S, dim), told `temb` (B, dim); text comes first."""
+        """Transform image tokens (B, S, dim) and text tokens (B, T, dim), told `temb` (B, dim)."""
         image, *vectors = self.norm1(hidden_states, temb)
         text, *text_vectors = self.norm1_context(encoder_hidden_states, temb)
         image, text = self.attn(image, text)
         return (
-            _feed_forward(encoder_hidden_states, text, self.norm2_context, self.ff_context, tuple(text_vectors)),
             _feed_forward(hidden_states, image, self.norm2, self.ff, tuple(vectors)),
+            _feed_forward(encoder_hidden_states, text, self.norm2_context, self.ff_context, tuple(text_vectors)),
         )
 
 
@@ -248,7 +248,7 @@ class AuraFlowTransformer2DModel(Model):
         image = self.pos_embed(hidden_states)
         text = once(self._embed_text, encoder_hidden_states)
         for block in self.joint_transformer_blocks:
-            text, image = block(image, text, temb)
+            image, text = block(image, text, temb)
         tokens = torch.cat([text, image], dim=1)
         for block in self.single_transformer_blocks:
             tokens = block(tokens, temb)

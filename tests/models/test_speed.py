@@ -380,7 +380,6 @@ def test_every_layer_that_attends_hands_on_its_settings() -> None:
         ("load_lora_adapter", "merge"),
         ("enable_gradient_checkpointing", "does not train"),
         ("enable_parallelism", "device_map"),
-        ("enable_cache", "fewer steps"),
     ],
 )
 def test_what_is_not_here_says_what_to_do(unet: nn.Module, name: str, remedy: str) -> None:
