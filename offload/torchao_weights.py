@@ -12,7 +12,7 @@ import json
 import logging
 import math
 from collections.abc import Generator, Iterable, Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -23,6 +23,9 @@ from .quantized import inner_tensors, is_wrapper
 
 NAMES_KEY = "tensor_names"
 _PARTS_KEY = "_tensor_data_names"
+# So many numbers are quantised at once, and no fewer rows than that.
+_AT_ONCE = 1 << 18
+_FEWEST_ROWS = 64
 # What the packages log while torchao is imported: kernels for other machines that are not used here.
 _CHATTY = ("torchao", "torch.utils._pytree", "root")
 
@@ -96,6 +99,8 @@ def config_from_dict(content: Mapping[str, Any]) -> Any:
 def quantize_weight(name: str, weight: torch.Tensor, config: Any) -> torch.Tensor:
     """A weight of a linear layer as torchao quantises it, on the device where it is.
 
+    Where rows are quantised independently of each other, a few are at a time: torchao makes ten copies as it goes.
+
     Args:
         name: the dotted name of the weight, for configurations that go by it.
         weight: (outputs, inputs), a floating-point dtype.
@@ -103,6 +108,40 @@ def quantize_weight(name: str, weight: torch.Tensor, config: Any) -> torch.Tenso
     Raises:
         ValueError: the configuration does not suit the weight, or changes more than that.
     """
+    step = max(_FEWEST_ROWS, _AT_ONCE // weight.shape[1])
+    if weight.is_meta or step >= weight.shape[0]:
+        return _quantized(name, weight, config)
+    form = _form_by_rows(name, weight, config, step)
+    if form is None:
+        return _quantized(name, weight, config)
+    inner = {key: torch.empty_like(part, device=weight.device) for key, part in inner_tensors(form).items()}
+    for begin in range(0, weight.shape[0], step):
+        rows = slice(begin, begin + step)
+        for key, part in inner_tensors(_quantized(name, weight[rows], config)).items():
+            inner[key][rows] = part
+    kind: Any = type(form)
+    return kind.__tensor_unflatten__(inner, kind.__tensor_flatten__(form)[1], form.shape, form.stride())
+
+
+def _form_by_rows(name: str, weight: torch.Tensor, config: Any, step: int) -> torch.Tensor | None:
+    """What quantising gives, without values; None if it is not the same row by row."""
+    try:
+        sizes = (weight.shape, (step, weight.shape[1]))
+        empty = (torch.empty(size, dtype=weight.dtype, device="meta") for size in sizes)
+        whole, part = (_quantized(name, each, config) for each in empty)
+    except ValueError:
+        return None
+    of_whole, of_part = inner_tensors(whole), inner_tensors(part)
+    rest: list[Any] = [cast("Any", each).__tensor_flatten__()[1] for each in (whole, part) if is_wrapper(each)]
+    alike = len(rest) == 2 and rest[0] == rest[1] and of_whole.keys() == of_part.keys()
+    by_rows = alike and all(
+        of_whole[key].shape == (weight.shape[0], *of_part[key].shape[1:]) and of_part[key].shape[0] == step
+        for key in of_whole
+    )
+    return whole if by_rows else None
+
+
+def _quantized(name: str, weight: torch.Tensor, config: Any) -> torch.Tensor:
     quantization = torchao()
     layer = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
     layer.weight = nn.Parameter(weight, requires_grad=False)

@@ -16,9 +16,13 @@ from torchao.quantization import (
     Int8DynamicActivationInt8WeightConfig,
     Int8WeightOnlyConfig,
     IntxWeightOnlyConfig,
+    PerGroup,
+    PerTensor,
     quantize_,
 )
 
+from benchmarks.load_memory import MB
+from benchmarks.quantization import load_peaks
 from diffusion_core import (
     AutoModel,
     BitsAndBytesConfig,
@@ -28,6 +32,9 @@ from diffusion_core import (
     UNet2DConditionModel,
 )
 from diffusion_core.errors import ConfigError, CorruptFileError, UnsupportedError
+from diffusion_core.offload import torchao_weights
+from diffusion_core.offload.quantized import inner_tensors
+from diffusion_core.offload.torchao_weights import quantize_weight
 from tests.quantization.models import flux_inputs, kinds, run, tiny_flux
 
 CONFIGS = {"int8": Int8WeightOnlyConfig, "int8 dynamic": Int8DynamicActivationInt8WeightConfig}
@@ -231,6 +238,35 @@ def test_a_copy_under_group_offload_is_a_plain_model(folder, made):
     fresh.enable_group_offload("cpu")
     fresh.load_state_dict(model.state_dict())
     assert torch.equal(run(fresh), expected)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        Int8WeightOnlyConfig(),
+        Int8DynamicActivationInt8WeightConfig(),
+        Int8WeightOnlyConfig(granularity=PerTensor()),
+        Int8WeightOnlyConfig(granularity=PerGroup(16)),
+        Float8WeightOnlyConfig(),
+        IntxWeightOnlyConfig(),
+    ],
+    ids=lambda config: f"{type(config).__name__}-{getattr(config, 'granularity', '')}",
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_some_rows_at_a_time_are_all_rows_at_once(config, dtype, monkeypatch):
+    weight = torch.randn(150, 64, generator=torch.Generator().manual_seed(0)).to(dtype)
+    whole = quantize_weight("layer.weight", weight, config)
+    monkeypatch.setattr(torchao_weights, "_AT_ONCE", 64 * 64)
+    parts = quantize_weight("layer.weight", weight, config)
+    assert parts.__tensor_flatten__()[1] == whole.__tensor_flatten__()[1]
+    for name, tensor in inner_tensors(whole).items():
+        assert torch.equal(inner_tensors(parts)[name], tensor)
+
+
+def test_a_load_takes_the_quantised_model_and_one_tensor(tmp_path):
+    """In a process of its own. The allocator keeps some of what it was given back."""
+    for found in load_peaks(str(tmp_path), layers=4).values():
+        assert found["peak"] < found["model"] + found["largest"] + 60 * MB
 
 
 def test_state_dict_is_taken_back(folder):
