@@ -1,0 +1,2 @@
+from .output import HunyuanVideoPipelineOutput as HunyuanVideoPipelineOutput
+from .pipeline import HunyuanVideoPipeline as HunyuanVideoPipeline
