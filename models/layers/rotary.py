@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
+from torch.utils._pytree import _register_namedtuple  # pyright: ignore[reportPrivateUsage]
 
 
 class RotaryTable(NamedTuple):
@@ -11,6 +12,10 @@ class RotaryTable(NamedTuple):
 
     cos: torch.Tensor
     sin: torch.Tensor
+
+
+# So that a block that takes one can be exported and saved.
+_register_namedtuple(RotaryTable, serialized_type_name=f"{__name__}.RotaryTable")
 
 
 def rotary_angles(positions: torch.Tensor, axes_dim: Sequence[int], theta: float = 10000.0) -> torch.Tensor:
