@@ -34,6 +34,7 @@ from .models.transformers.pixart import PixArtTransformer2DModel as PixArtTransf
 from .models.transformers.qwenimage import QwenImageTransformer2DModel as QwenImageTransformer2DModel
 from .models.transformers.sd3 import SD3Transformer2DModel as SD3Transformer2DModel
 from .models.transformers.wan import WanTransformer3DModel as WanTransformer3DModel
+from .models.transformers.zimage import ZImageTransformer2DModel as ZImageTransformer2DModel
 from .models.unets.unet_2d import UNet2DModel as UNet2DModel
 from .models.unets.unet_2d_condition import UNet2DConditionModel as UNet2DConditionModel
 from .offload.apply_caches import FasterCacheConfig as FasterCacheConfig
@@ -96,6 +97,8 @@ from .pipelines.flux.output import FluxPipelineOutput as FluxPipelineOutput
 from .pipelines.flux.pipeline import FluxPipeline as FluxPipeline
 from .pipelines.flux.redux import FluxPriorReduxPipeline as FluxPriorReduxPipeline
 from .pipelines.flux.redux import ReduxImageEncoder as ReduxImageEncoder
+from .pipelines.hunyuan_video.output import HunyuanVideoPipelineOutput as HunyuanVideoPipelineOutput
+from .pipelines.hunyuan_video.pipeline import HunyuanVideoPipeline as HunyuanVideoPipeline
 from .pipelines.ltx.image2video import LTXImageToVideoPipeline as LTXImageToVideoPipeline
 from .pipelines.ltx.output import LTXPipelineOutput as LTXPipelineOutput
 from .pipelines.ltx.pipeline import LTXPipeline as LTXPipeline
@@ -120,6 +123,8 @@ from .pipelines.wan.image2video import WanImageToVideoPipeline as WanImageToVide
 from .pipelines.wan.output import WanPipelineOutput as WanPipelineOutput
 from .pipelines.wan.pipeline import WanPipeline as WanPipeline
 from .pipelines.wan.video2video import WanVideoToVideoPipeline as WanVideoToVideoPipeline
+from .pipelines.zimage.pipeline import ZImagePipeline as ZImagePipeline
+from .pipelines.zimage.prompts import ZImagePipelineOutput as ZImagePipelineOutput
 from .precision import set_matmul_precision as set_matmul_precision
 from .progress import disable_progress_bar as disable_progress_bar
 from .progress import enable_progress_bar as enable_progress_bar

@@ -36,6 +36,8 @@ from .flux.output import FluxPipelineOutput as FluxPipelineOutput
 from .flux.pipeline import FluxPipeline as FluxPipeline
 from .flux.redux import FluxPriorReduxPipeline as FluxPriorReduxPipeline
 from .flux.redux import ReduxImageEncoder as ReduxImageEncoder
+from .hunyuan_video.output import HunyuanVideoPipelineOutput as HunyuanVideoPipelineOutput
+from .hunyuan_video.pipeline import HunyuanVideoPipeline as HunyuanVideoPipeline
 from .ltx.image2video import LTXImageToVideoPipeline as LTXImageToVideoPipeline
 from .ltx.output import LTXPipelineOutput as LTXPipelineOutput
 from .ltx.pipeline import LTXPipeline as LTXPipeline
