@@ -353,6 +353,27 @@ def test_errors_of_kernels_pass(calls: Calls, monkeypatch: pytest.MonkeyPatch) -
         attention(*tensors(), settings=AttentionSettings("flash"))
 
 
+def test_threads_that_force_kernels_leave_torchs_choice_as_it_was() -> None:
+    """torch keeps its choice for the process: unguarded, one thread would put back what another has set."""
+    parts, failed = tensors(), list[BaseException]()
+
+    def many(name: str) -> None:
+        try:
+            for _ in range(50):
+                attention(*parts, settings=AttentionSettings(name, strict=True))
+        except BaseException as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=many, args=(name,)) for name in ("_native_flash", "_native_math") * 2]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failed == []
+    switches = (torch.backends.cuda.flash_sdp_enabled, torch.backends.cuda.math_sdp_enabled)
+    assert all(switch() for switch in (*switches, torch.backends.cuda.mem_efficient_sdp_enabled))
+
+
 # ---- where the choice holds ----
 
 
@@ -484,6 +505,22 @@ def test_compiled_code_follows_the_context(calls: Calls, fresh: None) -> None:
     with attention_backend("sage"):
         compiled(*parts)
     assert calls.names == ["flash_attn_func", "sageattn"]
+
+
+def test_compiled_code_follows_the_settings(calls: Calls, fresh: None) -> None:
+    layer = Layer()
+    compiled = torch.compile(layer, backend="eager", fullgraph=True)
+    parts = tensors()
+    for name, used in (
+        ("flash", ["flash_attn_func"]),
+        ("sage", ["sageattn"]),
+        ("native", []),
+        ("flash", ["flash_attn_func"]),
+    ):
+        layer.settings = AttentionSettings(name)
+        assert torch.allclose(compiled(*parts), 2 * attention(*parts), atol=1e-5)
+        assert calls.names == used
+        calls.clear()
 
 
 def test_the_operators_are_sound() -> None:
