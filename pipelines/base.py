@@ -23,7 +23,7 @@ from ..offload.layout import read_request
 from ..offload.quantized import describe_quantization, num_parameters
 from ..offload.runs import cached_run
 from .callbacks import Callback, StepCallback
-from .components import ABSENT, entry_of
+from .components import ABSENT, entry_of, unwrap
 from .loading import (
     INDEX_NAME,
     WeightOptions,
@@ -38,7 +38,7 @@ from .loading import (
 from .placement import PlacementMixin
 from .quantization import PipelineQuantizationConfig
 from .saving import save
-from .speed import PipelineSpeedMixin
+from .speed import PipelineSpeedMixin, is_text_encoder
 from .state import Run, Runs
 
 logger = get_logger(__name__)
@@ -365,6 +365,8 @@ class Pipeline(PlacementMixin, PipelineSpeedMixin, ConfigMixin):
             setattr(run, key, value)
         else:
             super().__setattr__(name, value)
+        if self.prompt_cache is not None and is_text_encoder(name, value):
+            self.prompt_cache.attend(unwrap(value))
 
     def step_callback(self, callback: Callback | None, names: Sequence[str] | None = None) -> StepCallback:
         """Check `callback_on_step_end` and its tensor names before the first model call.

@@ -169,6 +169,7 @@ def walk(pipe: Any, run: Any, steps: Steps) -> Iterator[tuple[int, torch.Tensor]
         for index in range(len(steps)):
             if run.interrupt:
                 break
+            run.current_timestep = timesteps[index]
             if memory is not None:
                 memory.step, memory.timestep = index, timesteps[index]
             yield index, timesteps[index]

@@ -8,6 +8,7 @@ from torch import nn
 from diffusion_core.logging import get_logger
 
 from ..offload.attention import AttentionSettings, SliceSize
+from ..offload.prompt_cache import PromptCache
 from ..offload.runs import LIMIT
 from ..offload.sizes import parse_bytes
 from ..offload.speed import SpeedMixin
@@ -21,6 +22,7 @@ class PipelineSpeedMixin:
 
     components: Any
     _exact_cache_bytes: int = LIMIT
+    prompt_cache: PromptCache | None = None
 
     # ---- attention ----
 
@@ -129,6 +131,31 @@ class PipelineSpeedMixin:
         """Compute everything in each step."""
         self._exact_cache_bytes = 0
 
+    def enable_prompt_cache(self, limit: int | str = "64MB") -> None:
+        """Keep what text encoders make of prompts from call to call: the same prompt is not encoded again.
+
+        Results are kept in the host's memory. They count only for an encoder with the same weights, which may have
+        moved since; see `PromptCache`. `pipe.prompt_cache` tells its `size`, `hits` and `misses`.
+
+        Args:
+            limit: how much they may take together, bytes or a text; the least recently used ones are dropped.
+
+        Raises:
+            ValueError: if it is no size.
+        """
+        cache = PromptCache(limit)
+        self.disable_prompt_cache()
+        self.prompt_cache = cache
+        for name, part in self.components.items():
+            if is_text_encoder(name, part):
+                cache.attend(unwrap(part))
+
+    def disable_prompt_cache(self) -> None:
+        """Undo `enable_prompt_cache`. Without it there is nothing to do."""
+        if self.prompt_cache is not None:
+            self.prompt_cache.remove()
+        self.prompt_cache = None
+
     # ---- the denoiser and the autoencoder ----
 
     def fuse_qkv_projections(self, unet: bool = True, vae: bool = True) -> None:
@@ -182,3 +209,8 @@ class PipelineSpeedMixin:
         if absent:
             raise ValueError(f"{type(self).__name__} has no {' and no '.join(absent)}")
         return list(parts.values())
+
+
+def is_text_encoder(name: str, part: Any) -> bool:
+    """Whether a component is what `prompt_cache` answers for."""
+    return name.startswith("text_encoder") and isinstance(unwrap(part), nn.Module)
