@@ -13,8 +13,8 @@ def set_matmul_precision(precision: str) -> str:
 
     Args:
         precision: "highest" with all 24 bits of float32; "high" with TensorFloat-32 where the device has it, whose
-            inputs have 11 bits and whose sums have 24, about 8 times as fast on GPUs since Ampere; "medium" also with
-            bfloat16 inside, of 8 bits; "default" as torch starts: products "highest", convolutions of cuDNN "high".
+            inputs have 11 bits and whose sums have 24, as GPUs since Ampere have; "medium" also with bfloat16 inside,
+            of 8 bits; "default" as torch starts: products "highest", convolutions of cuDNN "high".
 
     Returns:
         What held before: one of these, or that of torch for products where convolutions were set apart.
