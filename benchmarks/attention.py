@@ -1,13 +1,14 @@
-"""Attention without a fused kernel: time and memory of plain torch and of blocks, `python -m benchmarks.attention`.
+"""What attention takes by each backend.
 
-Also what leaving padding out saves: a batch of two prompts of unlike lengths with a mask, and without what it hides.
+python -m benchmarks.attention                     without a fused kernel: time and memory; and what padding costs
+python -m benchmarks.attention backends [DEVICE]   every backend that is installed and runs there, with its error
 """
 
 import sys
 
 import torch
 
-from diffusion_core.offload.attention import AttentionSettings, attention
+from diffusion_core.offload.attention import BACKENDS, AttentionSettings, attention
 
 from .meters import peak_activations, timed
 
@@ -41,12 +42,41 @@ def padding(queries: int = 1024, keys: int = 1024, heads: int = 8, size: int = 6
         "masked, `native`": AttentionSettings("native"),
         "left out, `_native_flash`": AttentionSettings("_native_flash", strict=True),
     }.items():
-        run = lambda: attention(query, key, value, attn_mask=mask, settings=settings)  # noqa: B023, E731
-        print(f"| {name} | {timed(run, 9)['seconds']:.4f} |")
+        seconds = timed(lambda: attention(query, key, value, attn_mask=mask, settings=settings), 9)["seconds"]  # noqa: B023
+        print(f"| {name} | {seconds:.4f} |")
+
+
+def backends(device: str = "cpu", tokens: int = 4608, heads: int = 24, size: int = 128) -> None:
+    """Attention as in a block of FLUX.1 at 1024 pixels, in bfloat16: time, and the error against float32."""
+    exact = [torch.randn(1, tokens, heads, size, device=device) for _ in range(3)]
+    parts = [part.bfloat16() for part in exact]
+    wanted = attention(*[part.float() for part in parts])
+    print(f"{tokens} tokens, {heads} heads of {size}, bfloat16 on {device}")
+    print("| backend | milliseconds | error |")
+    print("|---|---|---|")
+    for name, backend in BACKENDS.items():
+        try:
+            backend.require_package()
+            settings = AttentionSettings(name, strict=True)
+            found = attention(*parts, settings=settings)
+        except (ImportError, ValueError) as error:
+            print(f"| `{name}` | - | {str(error).split(': ', 1)[-1].split(';')[0]} |")
+            continue
+
+        def run(settings: AttentionSettings = settings) -> None:
+            attention(*parts, settings=settings)
+            if device != "cpu":
+                torch.get_device_module(device).synchronize()
+
+        error = float((found.float() - wanted).norm() / wanted.norm())
+        print(f"| `{name}` | {1e3 * timed(run, 5)['seconds']:.2f} | {100 * error:.3f} % |")
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
     with torch.no_grad():
-        blocks(*map(int, sys.argv[1:2]))
-        padding()
+        if sys.argv[1:2] == ["backends"]:
+            backends(*sys.argv[2:3])
+        else:
+            blocks()
+            padding()
