@@ -96,17 +96,22 @@ def _one_load(folder: str, dtype: str) -> None:
     print(json.dumps({"peak": peak.highest - peak.before, "model": model.get_memory_footprint()}))
 
 
-def load_peaks(folder: str, layers: int = 20) -> dict[str, dict[str, float]]:
+def load_peaks(
+    folder: str, layers: int = 20, dtypes: tuple[str, ...] = ("float32", "bfloat16")
+) -> dict[str, dict[str, float]]:
     """For a file in float32, quantised as it is read: bytes of the result, of its largest tensor, and of the peak."""
     Ladder(1).save_pretrained(f"{folder}/warm")
     model = Ladder(layers)
     model.save_pretrained(f"{folder}/plain")
     largest = max(parameter.numel() for parameter in model.parameters())
     results: dict[str, dict[str, float]] = {}
-    for dtype, size in {"float32": 4, "bfloat16": 2}.items():
+    for dtype in dtypes:
         command = [sys.executable, "-m", "benchmarks.quantization", "one", folder, dtype]
         done = subprocess.run(command, check=True, capture_output=True, text=True)
-        results[dtype] = {**json.loads(done.stdout.splitlines()[-1]), "largest": largest * size}
+        results[dtype] = {
+            **json.loads(done.stdout.splitlines()[-1]),
+            "largest": largest * getattr(torch, dtype).itemsize,
+        }
     return results
 
 

@@ -1,5 +1,6 @@
 """Several linear layers with the same input as one, with a state dict that does not show it."""
 
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -28,9 +29,15 @@ class FusedLinear(nn.Linear):
         made = [nn.Linear(self.in_features, size, bias=self.bias is not None, device="meta") for size in self.sizes]
         for name in ("weight", "bias") if self.bias is not None else ("weight",):
             whole = getattr(self, name)
-            for part, values in zip(made, whole.detach().split(self.sizes), strict=True):
+            for part, values in zip(made, _pieces(whole.detach(), self.sizes), strict=True):
                 setattr(part, name, nn.Parameter(values.clone(), whole.requires_grad))
         return [part.train(self.training) for part in made]
+
+
+def _pieces(whole: torch.Tensor, sizes: Sequence[int]) -> list[torch.Tensor]:
+    """The rows of each part. By slices, which quantised weights know, as they do not know `split`."""
+    ends = list(itertools.accumulate(sizes))
+    return [whole[end - size : end] for size, end in zip(sizes, ends, strict=True)]
 
 
 class Fusing(nn.Module):
@@ -103,7 +110,7 @@ def _show_parts(layer: Any, state: dict[str, Any], prefix: str, _: Any) -> None:
         for leaf in ("weight", "bias"):
             whole = state.pop(f"{prefix}{into}.{leaf}", None)
             if whole is not None:
-                parts = zip(names, whole.split(sizes), strict=True)
+                parts = zip(names, _pieces(whole, sizes), strict=True)
                 state.update({f"{prefix}{name}.{leaf}": part for name, part in parts})
 
 

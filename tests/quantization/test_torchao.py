@@ -265,8 +265,27 @@ def test_some_rows_at_a_time_are_all_rows_at_once(config, dtype, monkeypatch):
 
 def test_a_load_takes_the_quantised_model_and_one_tensor(tmp_path):
     """In a process of its own. The allocator keeps some of what it was given back."""
-    for found in load_peaks(str(tmp_path), layers=4).values():
-        assert found["peak"] < found["model"] + found["largest"] + 60 * MB
+    found = load_peaks(str(tmp_path), layers=4, dtypes=("bfloat16",))["bfloat16"]
+    assert found["peak"] < found["model"] + found["largest"] + 60 * MB
+
+
+@both
+def test_projections_are_fused_before_they_are_quantised(folder, tmp_path, made):
+    with pytest.raises(ValueError, match="fuse them first"):
+        load(folder).fuse_qkv_projections()
+    model = FluxTransformer2DModel.from_pretrained(folder, torch_dtype=torch.bfloat16)
+    model.fuse_qkv_projections()
+    quantize_(model, made())
+    expected = run(model)
+    model.save_pretrained(tmp_path)
+    again = FluxTransformer2DModel.from_pretrained(tmp_path)
+    assert torch.allclose(run(again), expected, atol=0.02)
+    assert kinds(again) == kinds(model)
+    model.enable_group_offload("cpu")
+    assert torch.equal(run(model), expected)
+    model.disable_group_offload()
+    model.unfuse_qkv_projections()
+    assert torch.equal(run(model), run(again))
 
 
 def test_state_dict_is_taken_back(folder):
