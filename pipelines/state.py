@@ -8,6 +8,7 @@ class Run:
     """One call of a pipeline. Its attributes are the state that the call was started with, and `interrupt`."""
 
     interrupt: bool
+    current_timestep: Any
 
     def __init__(self, **state: Any) -> None:
         self.__dict__.update({"interrupt": False, **state})
@@ -40,6 +41,9 @@ class Runs(threading.local):
         """Forget `run`; true if no run of any thread is left."""
         self.stack.remove(run)
         self.last = run
+        if "current_timestep" in vars(run):
+            # A tensor, which would stay on its device.
+            run.current_timestep = None
         with self.lock:
             self.active.remove(run)
             return not self.active
