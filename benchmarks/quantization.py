@@ -2,6 +2,7 @@
 
 python -m benchmarks.quantization pictures [PROMPTS]   the embedded model: picture score, errors, size on disk
 python -m benchmarks.quantization memory               peak of a load that quantises, in a process of its own
+python -m benchmarks.quantization sizes                large transformers in bfloat16 and in int8, without their weights
 python -m benchmarks.quantization gguf                 bits and errors of block formats of GGUF, with the gguf package
 """
 
@@ -15,7 +16,9 @@ from typing import Any
 
 import torch
 
+import diffusion_core
 from diffusion_core import DiffusionPipeline, PipelineQuantizationConfig, TorchAoConfig
+from diffusion_core.offload.loading import build_without_weights
 from diffusion_core.progress import disable_progress_bar
 from diffusion_core.shapes import shapes_folder
 
@@ -125,6 +128,23 @@ def memory() -> None:
         print(f"| {dtype} | {found['model'] / MB:.0f} | {found['largest'] / MB:.0f} | {found['peak'] / MB:.0f} |")
 
 
+def sizes() -> None:
+    """Print the table of docs/quantization.md about large transformers, each at the size of its defaults."""
+    from torchao.quantization import Int8WeightOnlyConfig
+
+    def plain(_: str, tensor: torch.Tensor) -> int:
+        return tensor.numel() * 2
+
+    print("| transformer | bfloat16, GB | int8, GB | int8, every linear layer, GB |")
+    print("|---|---|---|---|")
+    for name in ("FluxTransformer2DModel", "QwenImageTransformer2DModel", "WanTransformer3DModel"):
+        model = build_without_weights(getattr(diffusion_core, name))
+        tensors = dict(model.named_parameters())
+        sized = [plain, *(TorchAoConfig(Int8WeightOnlyConfig(), skip).sizes(model, plain) for skip in (None, []))]
+        found = [sum(size(key, tensor) for key, tensor in tensors.items()) / 1e9 for size in sized]
+        print(f"| `{name}` | " + " | ".join(f"{total:.1f}" for total in found) + " |")
+
+
 def gguf() -> None:
     """Print the bits and errors of the block formats that the gguf package can write."""
     from gguf import GGMLQuantizationType, quants
@@ -145,4 +165,4 @@ def gguf() -> None:
 
 
 if __name__ == "__main__":
-    {"pictures": pictures, "memory": memory, "gguf": gguf, "one": _one_load}[sys.argv[1]](*sys.argv[2:])
+    {"pictures": pictures, "memory": memory, "sizes": sizes, "gguf": gguf, "one": _one_load}[sys.argv[1]](*sys.argv[2:])

@@ -76,7 +76,9 @@ class Model(ConfigMixin, OffloadMixin, SpeedMixin, nn.Module):
         "norm",
         "embed",
         "time_emb_proj",
+        "adaLN_modulation",
         "caption_projection",
+        "final_layer",
         "^proj_in$",
         "^proj_out$",
     )

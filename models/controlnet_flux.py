@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -44,6 +44,8 @@ class FluxControlNetModel(FluxBlocks):
     Raises:
         ValueError: if the axes do not make up a head.
     """
+
+    _skip_quantization_patterns: ClassVar[tuple[str, ...]] = (*FluxBlocks._skip_quantization_patterns, "^controlnet_")
 
     def __init__(
         self,

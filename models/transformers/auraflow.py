@@ -168,6 +168,7 @@ class AuraFlowTransformer2DModel(Model):
     ]
     _keep_in_fp32_modules: ClassVar[list[str] | None] = None
     _skip_layerwise_casting_patterns: ClassVar[list[str] | tuple[str, ...] | None] = ["pos_embed", "norm"]
+    _skip_quantization_patterns: ClassVar[tuple[str, ...]] = (*Model._skip_quantization_patterns, "time_step_proj")
     _modulated_by: ClassVar[tuple[str, ...]] = ("timestep",)
 
     def __init__(

@@ -118,6 +118,7 @@ class PixArtTransformer2DModel(Model):
         "norm",
         "adaln_single",
     ]
+    _skip_quantization_patterns: ClassVar[tuple[str, ...]] = (*Model._skip_quantization_patterns, "adaln_single")
 
     def __init__(
         self,

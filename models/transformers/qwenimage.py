@@ -118,6 +118,11 @@ class QwenImageTransformer2DModel(Model):
     _no_split_modules: ClassVar[list[str] | None] = ["QwenImageTransformerBlock"]
     _keep_in_fp32_modules: ClassVar[list[str] | None] = None
     _skip_layerwise_casting_patterns: ClassVar[list[str] | tuple[str, ...] | None] = ["pos_embed", "norm"]
+    _skip_quantization_patterns: ClassVar[tuple[str, ...]] = (
+        *Model._skip_quantization_patterns,
+        r"_mod\.",
+        r"^(img|txt)_in$",
+    )
     _supports_gradient_checkpointing: ClassVar[bool] = False
     _modulated_by: ClassVar[tuple[str, ...]] = ("timestep",)
 

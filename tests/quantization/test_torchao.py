@@ -4,12 +4,14 @@ import copy
 import json
 import logging
 import pickle
+import re
 import subprocess
 import sys
 
 import diffusers
 import pytest
 import torch
+from torch import nn
 from torchao.quantization import (
     Float8WeightOnlyConfig,
     FqnToConfig,
@@ -30,9 +32,12 @@ from diffusion_core import (
     QuantoConfig,
     TorchAoConfig,
     UNet2DConditionModel,
+    models,
 )
 from diffusion_core.errors import ConfigError, CorruptFileError, UnsupportedError
+from diffusion_core.models.quantization import _chosen_layers
 from diffusion_core.offload import torchao_weights
+from diffusion_core.offload.loading import build_without_weights
 from diffusion_core.offload.quantized import inner_tensors
 from diffusion_core.offload.torchao_weights import quantize_weight
 from tests.quantization.models import flux_inputs, kinds, run, tiny_flux
@@ -111,6 +116,24 @@ def test_the_class_says_what_stays(folder):
     named = set(kinds(load(folder, skip=["transformer_blocks.0", "to_q"])))
     assert "single_transformer_blocks.0.proj_mlp.weight" in named
     assert not any(name.startswith("transformer_blocks.0.") or ".to_q." in name for name in named)
+
+
+@pytest.mark.parametrize("name", sorted(name for name in dir(models) if name.endswith(("DModel", "ControlNetModel"))))
+def test_what_each_class_leaves(name):
+    """Modulation, embeddings and the ends stay; attention and feed-forward are quantised, the most of a transformer."""
+    cls = getattr(models, name)
+    if name in ("MultiControlNetModel", "FluxMultiControlNetModel", "Transformer2DModel"):
+        pytest.skip("holds or becomes others")
+    model = build_without_weights(cls)
+    chosen = _chosen_layers(model, None)
+    odd = [each for each in chosen if re.search("norm|embed|modul|_mod[.]|adaln|time|caption|^proj_|_in[.]|^x_", each)]
+    assert not odd
+    blocks = {key for key, part in model.named_modules() if type(part) is nn.Linear and re.search("[.]to_[qkv]$", key)}
+    blocks = {key for key in blocks if "embedder" not in key}
+    assert {f"{key}.weight" for key in blocks} <= chosen
+    if "Transformer" in name:
+        inside = sum(model.get_parameter(each).numel() for each in chosen)
+        assert inside > 0.5 * sum(parameter.numel() for parameter in model.parameters())
 
 
 def test_a_name_that_is_not_there_is_said(folder, caplog):
