@@ -68,15 +68,15 @@ class Padding:
     lengths: list[int]
 
 
-class _Last(threading.local):
-    """What was read last: all layers of a step have the same mask, and reading it waits for the device."""
+class _Read(threading.local):
+    """What was read of masks: all layers of a run have the same few, and reading one waits for the device."""
 
-    mask: weakref.ref[torch.Tensor] | None = None
-    key: Any = None
-    lengths: tuple[int, ...] = ()
+    def __init__(self) -> None:
+        self.lengths: dict[Any, tuple[weakref.ref[torch.Tensor], tuple[int, ...]]] = {}
 
 
-_last = _Last()
+_read = _Read()
+_MOST = 4  # masks at a time: with the prompt and without it, of the text and of the picture
 
 
 def padding_of(call: Call) -> Padding:
@@ -96,11 +96,14 @@ def _lengths(keep: torch.Tensor) -> tuple[int, ...]:
         return tuple(cast("Any", keep.sum(dim=1)).tolist())
     whole = keep if keep._base is None else keep._base
     key = (keep.data_ptr(), keep.stride(), keep.shape, keep._version)
-    if _last.mask is None or _last.mask() is not whole or _last.key != key:
-        _last.lengths = tuple(cast("Any", keep.sum(dim=1)).tolist())
-        # Only while the mask is there is its address its own; remembering it must not keep it.
-        _last.mask, _last.key = weakref.ref(whole), key
-    return _last.lengths
+    mask, lengths = _read.lengths.pop(key, (None, ()))
+    # An address is a mask's own only while that is there; remembering it must not keep it.
+    if mask is None or mask() is not whole:
+        mask, lengths = weakref.ref(whole), tuple(cast("Any", keep.sum(dim=1)).tolist())
+    _read.lengths[key] = mask, lengths
+    if len(_read.lengths) > _MOST:
+        del _read.lengths[next(iter(_read.lengths))]
+    return lengths
 
 
 def packed(call: Call) -> PackedCall:

@@ -292,6 +292,10 @@ def token_mask(mask: Tensor | None, sample: Tensor) -> Tensor | None:
         return None
     if len(mask) not in (1, len(sample)):
         raise ValueError(f"the attention mask has {len(mask)} rows for {len(sample)} samples")
+    return once(_is_one, mask)
+
+
+def _is_one(mask: Tensor) -> Tensor:
     return mask == 1
 
 

@@ -273,6 +273,14 @@ def test_a_mask_is_read_once_for_all_layers(calls: Calls, monkeypatch: pytest.Mo
     changed = attention(*parts, attn_mask=mask[:, None, None], settings=settings)
     assert len(reads) == 2 and calls[-1][1]["cu_seqlens_k"].tolist() == [0, 3, 5, 9]
     assert torch.allclose(changed, attention(*parts, attn_mask=mask[:, None, None]), atol=1e-6)
+    others = [padding([length, 2, 4]) for length in range(1, 7)]
+    reads.clear()
+    for other in others[:4] * 3:
+        attention(*parts, attn_mask=other, settings=settings)
+    assert len(reads) == 4
+    for other in others:
+        attention(*parts, attn_mask=other, settings=settings)
+    assert len(reads) == 6 and len(attention_masks._read.lengths) == 4
     with torch.inference_mode():
         hidden = padding([1, 2, 3])
         for length in (1, 5):
