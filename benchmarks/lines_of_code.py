@@ -51,6 +51,12 @@ FAMILIES = {
         "models/transformers/qwenimage.py",
         "models/transformers/transformer_qwenimage.py",
     ),
+    "Z-Image": (
+        "zimage",
+        "z_image/pipeline_z_image{}.py",
+        "models/transformers/zimage.py",
+        "models/transformers/transformer_z_image.py",
+    ),
 }
 # The reference's tasks that we have too, as they stand in the names of its files.
 TASKS = {
@@ -59,6 +65,7 @@ TASKS = {
     "PixArt": ("alpha", "sigma"),
     "AuraFlow": ("",),
     "Qwen-Image": ("",),
+    "Z-Image": ("",),
 }
 SHARED = [
     "picture.py",

@@ -29,5 +29,6 @@ from .transformers.pixart import PixArtTransformer2DModel as PixArtTransformer2D
 from .transformers.qwenimage import QwenImageTransformer2DModel as QwenImageTransformer2DModel
 from .transformers.sd3 import SD3Transformer2DModel as SD3Transformer2DModel
 from .transformers.wan import WanTransformer3DModel as WanTransformer3DModel
+from .transformers.zimage import ZImageTransformer2DModel as ZImageTransformer2DModel
 from .unets.unet_2d import UNet2DModel as UNet2DModel
 from .unets.unet_2d_condition import UNet2DConditionModel as UNet2DConditionModel

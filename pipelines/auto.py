@@ -63,6 +63,7 @@ FAMILIES = [
     Family("pixart-sigma", "PixArtSigmaPipeline"),
     Family("auraflow", "AuraFlowPipeline"),
     Family("qwenimage", "QwenImagePipeline"),
+    Family("z-image", "ZImagePipeline"),
     Family(
         "cogvideox",
         text_to_video="CogVideoXPipeline",

@@ -68,8 +68,9 @@ class Draw:
         return f"{self.scheduler}({self.config}), seeds {self.seeds}, callback {self.callback!r}, {shown}"
 
     def made_for_call(self) -> dict[str, Any]:
-        """The arguments, with tensors and generators of their own: a call may change either."""
+        """The arguments, with tensors, lists and generators of their own: a call may change either."""
         arguments = {key: value.clone() if torch.is_tensor(value) else value for key, value in self.arguments.items()}
+        arguments = {key: [*value] if isinstance(value, list) else value for key, value in arguments.items()}
         listed = isinstance(self.seeds, list)
         arguments["generator"] = [sd.seeded(seed) for seed in self.seeds] if listed else sd.seeded(self.seeds)
         return {**arguments, **(CALLBACKS[self.callback] if self.callback else {})}

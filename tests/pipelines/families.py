@@ -14,7 +14,7 @@ from transformers import CLIPTextConfig, CLIPTextModelWithProjection
 
 import diffusion_core
 
-from . import cogvideo, flux, ltx, masked, qwen, sd, sd3, steered, tiny, wan
+from . import cogvideo, flux, ltx, masked, qwen, sd, sd3, steered, tiny, wan, zimage
 
 PROMPTS = ["a red cat", "a dog"]
 NEGATIVES = ["ugly", "blue"]
@@ -445,6 +445,23 @@ QWEN = Family(
     graphs=2,
 )
 
+ZIMAGE = Family(
+    "z-image",
+    zimage.parts,
+    {"text": "ZImagePipeline"},
+    zimage.embed,
+    (
+        ("FlowMatchEulerDiscreteScheduler", {"shift": 3.0}),
+        ("FlowMatchEulerDiscreteScheduler", {"use_dynamic_shifting": True}),
+    ),
+    arguments={"height": 32, "width": 32},
+    guidance=("guidance_scale", 4.0, 0.0),
+    multiple=8,
+    denoiser="transformer",
+    # Those of the prompts are lists.
+    callback_tensors=("latents",),
+)
+
 # ---- ControlNet ----
 
 
@@ -597,6 +614,7 @@ FAMILIES = [
     FLUX_CONTROL,
     FLUX_CONTROLNET,
     QWEN,
+    ZIMAGE,
     COGVIDEOX,
     COGVIDEOX_IMAGE,
     LTX,

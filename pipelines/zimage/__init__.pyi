@@ -1,0 +1,2 @@
+from .pipeline import ZImagePipeline as ZImagePipeline
+from .prompts import ZImagePipelineOutput as ZImagePipelineOutput
