@@ -267,10 +267,21 @@ class Scheduler(ConfigMixin):
         return signal * original_samples + spread * noise
 
     def _columns(self, timesteps: torch.Tensor, like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The noise levels with the axes, the dtype and the device of `like`."""
+        """The noise levels with the axes and the dtype of `like`, on its device where there are several."""
         shape = (-1,) + (1,) * (like.ndim - 1)
-        signal, spread = self._noise_levels(timesteps.reshape(-1))
-        return signal.to(like).reshape(shape), spread.to(like).reshape(shape)
+        levels = self._noise_levels(self._on_host(timesteps.reshape(-1)))
+        if len(levels[0]) == 1:
+            # Numbers of the host go along with each operation; a copy to the device would be waited for.
+            signal, spread = (level.to(like.dtype).reshape(()) for level in levels)
+        else:
+            signal, spread = (level.to(like).reshape(shape) for level in levels)
+        return signal, spread
+
+    def _on_host(self, timesteps: torch.Tensor) -> torch.Tensor:
+        """An element of `timesteps` as the host knows it, without waiting for the device; others as they are."""
+        if not self._holds(timesteps):
+            return timesteps
+        return torch.tensor([self._times[self.index_for_timestep(timesteps)]], dtype=timesteps.dtype)
 
     def _randn(self, like: torch.Tensor, generator: Generators | None) -> torch.Tensor:
         """Fresh noise for a sample; from a list of generators, each image's from its own."""
