@@ -62,3 +62,4 @@ from .wan.image2video import WanImageToVideoPipeline as WanImageToVideoPipeline
 from .wan.output import WanPipelineOutput as WanPipelineOutput
 from .wan.pipeline import WanPipeline as WanPipeline
 from .wan.video2video import WanVideoToVideoPipeline as WanVideoToVideoPipeline
+from .zimage.pipeline import ZImagePipeline as ZImagePipeline
