@@ -66,6 +66,11 @@ class RunMemory:
 
     # ---- results ----
 
+    @property
+    def size(self) -> int:
+        """Bytes that results take."""
+        return self._size
+
     def recall(self, compute: Callable[..., Any], inputs: tuple[Any, ...]) -> Any:
         """The result for these inputs; see `once`."""
         own = self._kept.setdefault(compute, {})
