@@ -322,8 +322,9 @@ def _batch(rows: Sequence[Tensor]) -> tuple[Tensor, Tensor | None]:
     counts = [len(row) for row in rows]
     if len(set(counts)) == 1:
         return torch.stack(list(rows)), None
-    mask = torch.arange(max(counts), device=rows[0].device) < torch.tensor(counts, device=rows[0].device)[:, None]
-    return _stacked(rows), mask
+    # Compared with numbers of the host: a tensor of them would have to be copied to the device, which waits.
+    places = torch.arange(max(counts), device=rows[0].device)
+    return _stacked(rows), torch.stack([places < count for count in counts])
 
 
 def _joined(first: Tensor | None, second: Tensor | None, image: Tensor, text: Tensor) -> Tensor | None:
