@@ -77,6 +77,7 @@ FAMILIES = [
         video_to_video="WanVideoToVideoPipeline",
     ),
     Family("ltx", text_to_video="LTXPipeline", image_to_video="LTXImageToVideoPipeline"),
+    Family("hunyuan-video", text_to_video="HunyuanVideoPipeline"),
 ]
 # The family that takes over where a ControlNet is given.
 STEERED = {"stable-diffusion": "controlnet", "stable-diffusion-xl": "controlnet-xl", "flux": "flux-controlnet"}

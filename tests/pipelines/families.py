@@ -14,7 +14,7 @@ from transformers import CLIPTextConfig, CLIPTextModelWithProjection
 
 import diffusion_core
 
-from . import cogvideo, flux, ltx, masked, qwen, sd, sd3, steered, tiny, wan, zimage
+from . import cogvideo, flux, hunyuan, ltx, masked, qwen, sd, sd3, steered, tiny, wan, zimage
 
 PROMPTS = ["a red cat", "a dog"]
 NEGATIVES = ["ugly", "blue"]
@@ -571,7 +571,6 @@ WAN_TWO = replace(
     parts=wan.two_parts,
     tasks={"text": "WanPipeline"},
     settings={"boundary_ratio": 0.9},
-    beside=("transformer_2",),
 )
 # Pictures seen through CLIP, which the reference tells from 512 tokens of text.
 WAN_IMAGE = replace(
@@ -594,6 +593,27 @@ WAN_TIMED = replace(
     task_arguments={"image": {"image": sd.image(32, 32)}},
     latents=(4, 3, 4, 4),
     multiple=16,
+)
+
+HUNYUAN_VIDEO = Family(
+    "hunyuan-video",
+    hunyuan.parts,
+    {"text": "HunyuanVideoPipeline"},
+    hunyuan.embed,
+    hunyuan.SCHEDULERS,
+    text_schedulers=(flux.SCHEDULERS["unipc"],),
+    arguments={
+        "height": 32,
+        "width": 32,
+        "max_sequence_length": hunyuan.LENGTH,
+        "prompt_template": hunyuan.TEMPLATE,
+    },
+    guidance=("true_cfg_scale", 3.0, 1.0),
+    latents=(4, 3, 8, 8),
+    frames=9,
+    multiple=8,
+    denoiser="transformer",
+    absent=frozenset(),
 )
 
 # A new family is an entry here.
@@ -623,5 +643,6 @@ FAMILIES = [
     WAN_TWO,
     WAN_IMAGE,
     WAN_TIMED,
+    HUNYUAN_VIDEO,
 ]
 CASES = [(family, task) for family in FAMILIES for task in family.tasks]
