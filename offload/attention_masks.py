@@ -93,17 +93,22 @@ def _lengths(keep: torch.Tensor) -> tuple[int, ...]:
     """How many keys count, for each sample."""
     # Tensors of inference mode do not count their changes, so that nothing about them can be remembered.
     if keep.is_inference():
-        return tuple(cast("Any", keep.sum(dim=1)).tolist())
+        return _counted(keep)
     whole = keep if keep._base is None else keep._base
     key = (keep.data_ptr(), keep.stride(), keep.shape, keep._version)
     mask, lengths = _read.lengths.pop(key, (None, ()))
     # An address is a mask's own only while that is there; remembering it must not keep it.
     if mask is None or mask() is not whole:
-        mask, lengths = weakref.ref(whole), tuple(cast("Any", keep.sum(dim=1)).tolist())
+        mask, lengths = weakref.ref(whole), _counted(keep)
     _read.lengths[key] = mask, lengths
     if len(_read.lengths) > _MOST:
         del _read.lengths[next(iter(_read.lengths))]
     return lengths
+
+
+def _counted(keep: torch.Tensor) -> tuple[int, ...]:
+    """The numbers of a mask, for which the device has to be waited for."""
+    return tuple(cast("Any", keep.sum(dim=1)).tolist())
 
 
 def packed(call: Call) -> PackedCall:

@@ -233,7 +233,7 @@ class HunyuanVideoTransformer3DModel(Model):
         words = text.shape[1]
         rotary = once(self._rotary, grid, words, film.device)
         if mask is not None:
-            mask = torch.cat([mask, mask.new_ones(film.shape[:2])], dim=1)
+            mask = once(_with_film, mask, film.shape[1])
         for block in self.transformer_blocks:
             film, text = block(film, text, temb, rotary, mask)
         tokens = torch.cat([text, film], dim=1)
@@ -274,3 +274,8 @@ class HunyuanVideoTransformer3DModel(Model):
         """Tokens (B, S, C * patch) to latents (B, C, f, h, w)."""
         parts = tokens.unflatten(2, (-1, *self.patch)).unflatten(1, grid)
         return parts.permute(0, 4, 1, 5, 2, 6, 3, 7).flatten(6).flatten(4, 5).flatten(2, 3)
+
+
+def _with_film(mask: Tensor, tokens: int) -> Tensor:
+    """A mask of the text, with tokens of the film after it, which all count."""
+    return torch.cat([mask, mask.new_ones(len(mask), tokens)], dim=1)

@@ -203,7 +203,7 @@ class QwenImageTransformer2DModel(Model):
             raise ValueError("guidance and additional_t_cond must be None: this model takes neither")
         shapes = self._check(hidden_states, encoder_hidden_states, timestep, img_shapes)
         text, image = once(self._embed_text, encoder_hidden_states), self.img_in(hidden_states)
-        mask = _joint_mask(encoder_hidden_states_mask, text, image)
+        mask = once(_joint_mask, encoder_hidden_states_mask, tuple(text.shape[:2]), image.shape[1])
         times = batched_timestep(timestep, hidden_states).to(hidden_states.dtype)  # type: ignore[arg-type]
         temb = self.time_text_embed(times, hidden_states.dtype)
         rotary = once(self._rotary, tuple(shapes), text.shape[1], hidden_states.device)
@@ -259,12 +259,10 @@ def joint_positions(shapes: Sequence[Shape], words: int, device: torch.device | 
     return torch.cat([text, *pictures])
 
 
-def _joint_mask(mask: Tensor | None, text: Tensor, image: Tensor) -> Tensor | None:
-    """Which of the text tokens, and of the image tokens that follow them, take part."""
+def _joint_mask(mask: Tensor | None, shape: tuple[int, int], tokens: int) -> Tensor | None:
+    """Which of the text tokens (batch and tokens are the `shape`), and of the image tokens that follow, take part."""
     if mask is None:
         return None
-    if mask.shape != text.shape[:2]:
-        raise ValueError(
-            f"encoder_hidden_states_mask has the shape {tuple(mask.shape)}, expected {tuple(text.shape[:2])}"
-        )
-    return torch.cat([mask.bool(), mask.new_ones(image.shape[:2], dtype=torch.bool)], dim=1)
+    if mask.shape != shape:
+        raise ValueError(f"encoder_hidden_states_mask has the shape {tuple(mask.shape)}, expected {shape}")
+    return torch.cat([mask.bool(), mask.new_ones((len(mask), tokens), dtype=torch.bool)], dim=1)

@@ -6,6 +6,8 @@ from typing import Any
 import pytest
 import torch
 
+from diffusion_core.offload import attention_masks
+from diffusion_core.offload.attention import attention_backend
 from diffusion_core.offload.speed import SpeedMixin
 from tests.offload.fake_kernels import installed
 
@@ -61,3 +63,17 @@ def test_backends_and_fused_projections_draw_the_same(family: Family) -> None:
     made.unfuse_qkv_projections()
     assert torch.equal(made(**family.call(task, 2))[0], whole)
     assert any(isinstance(part, SpeedMixin) for part in made.components.values())
+
+
+@pytest.mark.parametrize(
+    "family", [family for family in FAMILIES if family.name in ("pixart", "qwen-image", "ltx")], ids=str
+)
+def test_a_mask_of_prompts_is_read_once_a_run(family: Family, monkeypatch: pytest.MonkeyPatch) -> None:
+    reads: list[torch.Tensor] = []
+    count = attention_masks._counted
+    monkeypatch.setattr(attention_masks, "_counted", lambda keep: reads.append(keep) or count(keep))
+    made = pipe(family)
+    with installed() as calls, attention_backend("flash"):
+        made(**{**family.call(family.main, 2), "num_inference_steps": 4})
+        assert calls.names.count("flash_attn_varlen_func") >= 4
+    assert len(reads) == 1
