@@ -59,6 +59,9 @@ def execute(op: Any, *args: Any, **kwargs: Any) -> Any:
         NotImplementedError: arithmetic on an 8-bit float dtype.
         torch.OutOfMemoryError: the result does not fit.
     """
+    if op._schema.name.startswith("aten::bitwise_"):
+        # torch hands on a number where these want a tensor, and takes one back for arithmetic only.
+        args = tuple(torch.tensor(value) if type(value) is int else value for value in args)
     return _Call(state.running(), op, args, kwargs).run()
 
 

@@ -19,6 +19,7 @@ from diffusion_core.offload.quantized import is_quantized
 from diffusion_core.offload.strategies import Settings, leaves, whole, within
 from tests.offload.toys import IDS, toy, traces
 from tests.pipelines import flux
+from tests.quantization.gguf_files import write
 from tests.quantization.models import kinds, run, tiny_flux
 
 pytestmark = [pytest.mark.simulator, pytest.mark.usefixtures("simulated_devices")]
@@ -186,6 +187,43 @@ def test_a_map_counts_the_quantised_bytes():
     model = load(skip=[], device_map="sequential", max_memory=budget)
     assert set(model.hf_device_map.values()) == {0, 1}
     assert torch.equal(run(model), run(quantised))
+
+
+# ---- GGUF ----
+
+
+@cache
+def gguf_file() -> Path:
+    return write(Path(mkdtemp()) / "tiny.gguf", tiny_flux().state_dict(), "Q4_0")
+
+
+def load_gguf(**options):
+    return FluxTransformer2DModel.from_single_file(gguf_file(), config=saved(), dtype=torch.bfloat16, **options)
+
+
+@pytest.mark.parametrize("mode", [*GROUPS, "whole", "budget"])
+def test_blocks_of_a_gguf_file_are_moved_as_they_are(mode, tmp_path, monkeypatch, simulated_devices):
+    monkeypatch.chdir(tmp_path)
+    model = load_gguf()
+    expected, size = run(model), model.get_memory_footprint()
+    place(model, mode)
+    for _ in range(3):
+        assert torch.equal(run(model), expected)
+    if mode == "whole":
+        assert simulated_devices.statistics("sim:0").h2d < 1.1 * size
+    with pytest.raises(ValueError, match="is quantised"):
+        model.half()
+    remove_group_offloading(model)
+    assert model.quantization_method == "gguf"
+    assert torch.equal(run(model), expected)
+    assert torch.equal(run(model.to("sim:0")), expected)
+
+
+@pytest.mark.simulated_devices(devices=2)
+@pytest.mark.parametrize("device_map", ["sequential", 0, {"": 0, "single_transformer_blocks": "cpu"}], ids=str)
+def test_device_maps_of_a_gguf_file(device_map):
+    expected = run(load_gguf())
+    assert torch.equal(run(load_gguf(device_map=device_map)), expected)
 
 
 # ---- pipelines ----

@@ -34,6 +34,7 @@ OPERATORS = {
     "padding": lambda x: F.pad(F.pad(x, (1, 1, 2, 0), mode="replicate"), (0, 1, 0, 1)),
     "views": lambda x: x.permute(0, 2, 3, 1).reshape(2, -1).unflatten(1, (8, 24)).transpose(1, 2)[:, ::2],
     "complex view": lambda x: torch.view_as_real(torch.view_as_complex(x.reshape(2, 3, 8, 4, 2)) * 1j),
+    "bits": lambda x: ((x.view(torch.uint8) & 15) << 2) | (x.view(torch.uint8) >> 4) ^ 3,
     "dtype view": lambda x: x.view(torch.int32) + 1,
     "chunks": lambda x: torch.cat([c + i for i, c in enumerate(x.chunk(2, dim=-1))], dim=1),
     "stack": lambda x: torch.stack(x.unbind(0), dim=-1),
