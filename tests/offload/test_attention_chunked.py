@@ -50,7 +50,7 @@ def tensors(batch: int, queries: int, keys: int, heads: int, size: int, dtype: A
     return [torch.randn(batch, tokens, heads, size, generator=source).to(dtype) for tokens in (queries, keys, keys)]
 
 
-@pytest.mark.parametrize("max_bytes", [20_000, 200_000, 2**22])
+@pytest.mark.parametrize("max_bytes", [20_000, 2**20])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("kind", ["plain", "padding", "added", "added for each", "causal"])
 def test_it_stays_within_its_bound(kind: str, dtype: torch.dtype, max_bytes: int) -> None:
@@ -64,7 +64,7 @@ def test_it_stays_within_its_bound(kind: str, dtype: torch.dtype, max_bytes: int
         *[part.float() for part in parts],
         attn_mask=mask if kind == "padding" or mask is None else mask.float(),
         is_causal=kind == "causal",
-    )  # noqa: E501
+    )
     with torch.no_grad(), Peak() as peak:
         found = chunked(Call(*parts, mask, kind == "causal", None, max_bytes))
     result = found.nbytes
@@ -102,7 +102,7 @@ def test_any_blocks_give_the_numbers_of_the_whole(
     whole = attention(
         *[part.double() for part in parts],
         **{**options, "attn_mask": hidden if hidden is None or mask == "bool" else hidden.double()},
-    )  # noqa: E501
+    )
     found = attention(*parts, **options, settings=AttentionSettings("chunked", max_bytes=max_bytes))
     assert torch.allclose(found.double(), whole, atol=1e-5)
 
