@@ -61,11 +61,20 @@ class WanTimeTextImageEmbedding(nn.Module):
         self.text_embedder = TextProjection(text_dim, dim)
         self.image_embedder = None if image_dim is None else WanImageEmbedding(image_dim, dim, length)
 
-    def time(self, times: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Times (B, N) to what modulates the last layer, (B, N, dim), and the blocks, (B, N, 6, dim), as float32."""
+    def forward(
+        self, times: Tensor, text: Tensor, pictures: Tensor | None, dtype: torch.dtype
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        """Times (B, N), text tokens and those of pictures to what the model is told.
+
+        Returns:
+            What modulates the last layer, (B, N, dim), and the blocks, (B, N, 6, dim), as float32; text (B, T, dim) and
+            pictures (B, P, dim).
+        """
         waves = self.timesteps_proj(times.flatten()).to(self.time_embedder.linear_1.weight.dtype)
         embedded = self.time_embedder(waves).to(dtype).unflatten(0, times.shape)
-        return embedded.float(), self.time_proj(F.silu(embedded)).unflatten(-1, (6, -1)).float()
+        modulation = self.time_proj(F.silu(embedded)).unflatten(-1, (6, -1))
+        pictures = None if self.image_embedder is None else once(self.image_embedder, pictures)
+        return embedded.float(), modulation.float(), self.text_embedder(text), pictures
 
 
 class WanCrossAttention(RotaryAttention):
@@ -264,10 +273,9 @@ class WanTransformer3DModel(Model):
         tokens = self.patch_embedding(hidden_states).flatten(2).mT
         times = _time_for_tokens(timestep, tokens)
         rotary = once(self._rotary, grid, tokens.device)
-        embedded, modulation = self.condition_embedder.time(times, tokens.dtype)
-        text, pictures = self.condition_embedder.text_embedder(encoder_hidden_states), None
-        if self.condition_embedder.image_embedder is not None:
-            pictures = once(self.condition_embedder.image_embedder, encoder_hidden_states_image)
+        embedded, modulation, text, pictures = self.condition_embedder(
+            times, encoder_hidden_states, encoder_hidden_states_image, tokens.dtype
+        )
 
         for block in self.blocks:
             tokens = block(tokens, text, pictures, modulation, rotary)
