@@ -260,6 +260,27 @@ def ltx(step: float, words: int, height: int, width: int) -> Inputs:
     }
 
 
+def hunyuan(step: float, words: int, height: int, width: int) -> Inputs:
+    mask = torch.ones(BATCH, words, dtype=torch.long)
+    mask[1, 3:] = 0
+    return {
+        "hidden_states": seeded(BATCH, 4, 3, height, width),
+        "encoder_hidden_states": seeded(BATCH, words, 12, seed=words),
+        "encoder_attention_mask": mask,
+        "pooled_projections": seeded(BATCH, 10, seed=words),
+        "guidance": torch.full((BATCH,), 6000.0),
+        "timestep": torch.full((BATCH,), step).long(),
+    }
+
+
+def z_image(step: float, words: int, height: int, width: int) -> Inputs:
+    return {
+        "x": list(seeded(BATCH, 4, 1, height, width)),
+        "t": torch.full((BATCH,), 1 - step / 1000),
+        "cap_feats": list(seeded(BATCH, words, 12, seed=words)),
+    }
+
+
 # ---- autoencoders: a step or a prompt means nothing to them ----
 
 ONCE: Inputs = {"steps": (0.0,), "words": (0,)}
@@ -326,6 +347,15 @@ LTX_VAE_TIMED: Inputs = {
     "upsample_factor": (2, 2, 2),
     "timestep_conditioning": True,
 }
+
+
+HUNYUAN_VAE: Inputs = {
+    "block_out_channels": (8, 8, 16, 16),
+    "layers_per_block": 1,
+    "norm_num_groups": 4,
+    "latent_channels": 4,
+}
+WAN_VAE_5B: Inputs = WAN_VAE | {"is_residual": True, "in_channels": 12, "out_channels": 12, "patch_size": 2}
 
 
 def latents(step: float, words: int, height: int, width: int) -> Inputs:
@@ -516,12 +546,44 @@ SUBJECTS = [
         ltx,
     ),
     Subject("AutoencoderKL", KL, sample, **ONCE),
+    Subject(
+        "HunyuanVideoTransformer3DModel",
+        {
+            **HEADS,
+            "in_channels": 4,
+            "out_channels": 4,
+            "num_layers": 2,
+            "num_single_layers": 2,
+            "num_refiner_layers": 1,
+            "text_embed_dim": 12,
+            "pooled_projection_dim": 10,
+            "rope_axes_dim": (4, 6, 6),
+        },
+        hunyuan,
+    ),
+    Subject(
+        "ZImageTransformer2DModel",
+        {
+            "in_channels": 4,
+            "dim": 32,
+            "n_layers": 2,
+            "n_refiner_layers": 1,
+            "n_heads": 2,
+            "n_kv_heads": 2,
+            "cap_feat_dim": 12,
+            "axes_dims": (4, 6, 6),
+            "axes_lens": (512, 32, 32),
+        },
+        z_image,
+    ),
     *autoencoder("AutoencoderKL", KL, picture, latents),
     *autoencoder("AsymmetricAutoencoderKL", ASYMMETRIC, picture, latents),
     *autoencoder("AutoencoderTiny", TAESD, picture, tiny_latents),
     *autoencoder("AutoencoderKLQwenImage", QWEN_VAE, film, film_latents),
     *autoencoder("AutoencoderKLWan", WAN_VAE, film, film_latents),
+    Subject("AutoencoderKLWan", WAN_VAE_5B, film_latents, "decode", "2.2 5B", **ONCE),
     *autoencoder("AutoencoderKLCogVideoX", COG_VAE, film, film_latents),
+    *autoencoder("AutoencoderKLHunyuanVideo", HUNYUAN_VAE, film, film_latents),
     *autoencoder("AutoencoderKLLTXVideo", LTX_VAE, long_film, film_latents),
     Subject("AutoencoderKLLTXVideo", LTX_VAE_TIMED, timed_latents, "decode", "0.9.1", **ONCE),
 ]

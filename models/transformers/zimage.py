@@ -208,9 +208,8 @@ class ZImageTransformer2DModel(Model):
         check_attention_kwargs(joint_attention_kwargs)
         if any(each is not None for each in (controlnet_block_samples, siglip_feats, image_noise_mask)):
             raise ValueError("controlnet_block_samples, siglip_feats and image_noise_mask must be None")
-        patch = (f_patch_size, patch_size, patch_size)
-        key = f"{patch_size}-{f_patch_size}"
-        self._check(x, cap_feats, patch, key)
+        patch, key = self._patch(patch_size, f_patch_size)
+        self._check(x, cap_feats, patch)
         temb = self.t_embedder(batched_timestep(t, torch.empty(len(x), device=x[0].device)) * self.config.t_scale)
         grids = [[side // step for side, step in zip(each.shape[1:], patch, strict=True)] for each in x]
         words = [_filled(len(each)) for each in cap_feats]
@@ -246,10 +245,16 @@ class ZImageTransformer2DModel(Model):
         rest = self.x_pad_token.expand(_filled(len(patches)) - len(patches), -1)
         return torch.cat([self.all_x_embedder[key](patches), rest])
 
-    def _check(self, x: Sequence[Tensor], text: Sequence[Tensor], patch: tuple[int, int, int], key: str) -> None:
+    def _patch(self, size: int, frames: int) -> tuple[tuple[int, int, int], str]:
+        """Frames, height and width of a patch, as numbers that a compiler knows, and the name of its layers."""
+        for each, along in zip(self.config.all_patch_size, self.config.all_f_patch_size, strict=True):
+            if each == size and along == frames:
+                return (along, each, each), f"{each}-{along}"
+        known = list(self.all_x_embedder)
+        raise ValueError(f"patch_size={size} with f_patch_size={frames} is not among those of the config, {known}")
+
+    def _check(self, x: Sequence[Tensor], text: Sequence[Tensor], patch: tuple[int, int, int]) -> None:
         """Refuse inputs that do not fit."""
-        if key not in self.all_x_embedder:
-            raise ValueError(f"patches of {patch} are not among those of the config, {list(self.all_x_embedder)}")
         if len(x) != len(text) or not len(x):
             raise ValueError(f"x has {len(x)} samples and cap_feats {len(text)}: pass a list with one for each")
         for each in x:
@@ -320,7 +325,7 @@ def _stacked(rows: Sequence[Tensor]) -> Tensor:
 def _batch(rows: Sequence[Tensor]) -> tuple[Tensor, Tensor | None]:
     """Samples (tokens, dim) as a batch, and which tokens count (B, tokens); None if all do."""
     counts = [len(row) for row in rows]
-    if len(set(counts)) == 1:
+    if all(count == counts[0] for count in counts):  # a set would make them constants to a compiler
         return torch.stack(list(rows)), None
     # Compared with numbers of the host: a tensor of them would have to be copied to the device, which waits.
     places = torch.arange(max(counts), device=rows[0].device)
