@@ -84,7 +84,8 @@ class GEGLU(nn.Module):
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         values, gates = self.proj(hidden_states).chunk(2, dim=-1)
-        return values * F.gelu(gates)
+        gates = F.gelu(gates)
+        return values * gates if torch.is_grad_enabled() else gates.mul_(values)
 
 
 class SwiGLU(nn.Module):
@@ -96,4 +97,5 @@ class SwiGLU(nn.Module):
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         values, gates = self.proj(hidden_states).chunk(2, dim=-1)
-        return values * F.silu(gates)
+        gates = F.silu(gates)
+        return values * gates if torch.is_grad_enabled() else gates.mul_(values)

@@ -212,7 +212,8 @@ class ResnetBlock2D(nn.Module):
 
     def forward(self, hidden_states: torch.Tensor, temb: torch.Tensor | None = None) -> torch.Tensor:
         """Transform features (B, C, H, W), told the time by `temb` (B, temb_channels) where the block takes one."""
-        # What a norm gives is read by its activation alone, which can write over it unless gradients are recorded.
+        # What a norm or a convolution gives is read by the next step alone, which can write over it unless gradients
+        # are recorded: new memory costs more time than the arithmetic.
         inplace = not torch.is_grad_enabled()
         early = self.overwrites_input and inplace and not torch.compiler.is_compiling()
         shortcut = hidden_states
@@ -232,7 +233,7 @@ class ResnetBlock2D(nn.Module):
         if shift is None:
             hidden_states = self.norm2(hidden_states)
         elif self.time_embedding_norm == "default":
-            hidden_states = self.norm2(hidden_states + shift)
+            hidden_states = self.norm2(hidden_states.add_(shift) if inplace else hidden_states + shift)
         else:
             scale, shift = shift.chunk(2, dim=1)
             hidden_states = self.norm2(hidden_states) * (1 + scale) + shift
@@ -243,7 +244,7 @@ class ResnetBlock2D(nn.Module):
 
         if self.conv_shortcut is not None and not early:
             shortcut = self.conv_shortcut(shortcut)
-        hidden_states = shortcut + hidden_states
+        hidden_states = hidden_states.add_(shortcut) if inplace else shortcut + hidden_states
         return hidden_states if self.output_scale_factor == 1.0 else hidden_states / self.output_scale_factor
 
     def _time_embedding(self, temb: torch.Tensor | None) -> torch.Tensor:

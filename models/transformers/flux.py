@@ -15,7 +15,7 @@ from ..layers.modulation import (
     AdaLayerNormContinuous,
     AdaLayerNormZero,
     AdaLayerNormZeroSingle,
-    gated,
+    add_gated,
     normalize,
 )
 from ..layers.rotary import RotaryTable, rotary_table
@@ -74,16 +74,16 @@ class FluxTransformerBlock(nn.Module):
         image, image_gate, *image_mlp = self.norm1(hidden_states, temb)
         text, text_gate, *text_mlp = self.norm1_context(encoder_hidden_states, temb)
         image, text = self.attn(image, text, rotary=rotary, attention_mask=attention_mask)
-        hidden_states = hidden_states + gated(image, image_gate)
-        encoder_hidden_states = encoder_hidden_states + gated(text, text_gate)
+        hidden_states = add_gated(hidden_states, image, image_gate)
+        encoder_hidden_states = add_gated(encoder_hidden_states, text, text_gate)
         shift, scale, image_gate = image_mlp
         image = self.ff(normalize(hidden_states, shift, scale, self.eps))
         shift, scale, text_gate = text_mlp
         text = self.ff_context(normalize(encoder_hidden_states, shift, scale, self.eps))
-        encoder_hidden_states = encoder_hidden_states + gated(text, text_gate)
+        encoder_hidden_states = add_gated(encoder_hidden_states, text, text_gate)
         if encoder_hidden_states.dtype == torch.float16:
             encoder_hidden_states = within_range(encoder_hidden_states)
-        return hidden_states + gated(image, image_gate), encoder_hidden_states
+        return add_gated(hidden_states, image, image_gate), encoder_hidden_states
 
 
 class FluxSingleTransformerBlock(nn.Module):
@@ -113,7 +113,7 @@ class FluxSingleTransformerBlock(nn.Module):
         normed, gate = self.norm(hidden_states, temb)
         attended, _ = self.attn(normed, rotary=rotary, attention_mask=attention_mask)
         fed = F.gelu(self.proj_mlp(normed), approximate="tanh")
-        hidden_states = hidden_states + gated(self.proj_out(torch.cat([attended, fed], dim=2)), gate)
+        hidden_states = add_gated(hidden_states, self.proj_out(torch.cat([attended, fed], dim=2)), gate)
         return within_range(hidden_states) if hidden_states.dtype == torch.float16 else hidden_states
 
 
