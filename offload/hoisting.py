@@ -341,6 +341,8 @@ def _present(reference: weakref.ref[Any], layer: nn.Module) -> Generator[None]:
     assert placement is not None, "calls of its modules hold it"
     mine = set(map(id, [*layer.parameters(), *layer.buffers()]))
     groups = [group for group in placement._groups if any(id(tensor) in mine for tensor in group.tensors())]
+    # A norm in the same layer lies among the other weights, which need not come for what is made of hoisted ones.
+    groups = [group for group in groups if group.spec.hoisted] or groups
     with placement._lock:
         for group in groups:
             group.active += 1
