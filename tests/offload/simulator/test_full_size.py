@@ -4,7 +4,7 @@ import resource
 
 import pytest
 
-from benchmarks.memory_modes import HUB, MODES, rows
+from benchmarks.memory_modes import FAMILIES, HUB, MODES, measure, rows
 from diffusion_core.offload.simulator import unavailable
 from tests.support import needs_shared
 
@@ -25,3 +25,13 @@ def test_every_mode_is_predicted_in_a_minute_and_two_gigabytes(family):
     assert all(peaks[name] < peaks["all on the device"] for name in offloaded)
     assert steps["group offload, blocks, stream"] < steps["group offload, blocks"]
     assert peaks["fp8, leaves, stream, VAE tiling"] == min(peaks.values())
+
+
+@pytest.mark.parametrize("mode", ["group offload, blocks, stream", "fp8, leaves, stream, VAE tiling"])
+def test_the_two_transformers_of_wan_fit_a_card_of_24_gigabytes(mode):
+    """57 GB of weights besides the encoder's 11, and films of 81 frames; the card refuses what does not fit."""
+    if (reason := unavailable()) is not None:
+        pytest.skip(reason)
+    found = measure(FAMILIES["wan-a14b"], next(each for each in MODES if each.name == mode), cap="24GB")
+    assert found.weights > 30e9
+    assert max(found.peaks) < 24e9
