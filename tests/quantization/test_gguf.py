@@ -175,6 +175,27 @@ def test_what_makes_no_sense(model, file, tmp_path):
         FluxTransformer2DModel.from_single_file("https://huggingface.co/owner/name")
 
 
+@pytest.mark.parametrize(
+    ("given", "asked"),
+    [
+        ("owner/name/flux-Q8_0.gguf", ("owner/name", "flux-Q8_0.gguf", {})),
+        ("owner/name/deep/flux.gguf", ("owner/name", "deep/flux.gguf", {})),
+        ("https://huggingface.co/owner/name/blob/main/flux.gguf", ("owner/name", "flux.gguf", {"revision": "main"})),
+        ("https://huggingface.co/owner/name/resolve/abc/a/b.gguf", ("owner/name", "a/b.gguf", {"revision": "abc"})),
+    ],
+)
+def test_files_on_the_hub(given, asked, file, monkeypatch):
+    calls = []
+
+    def find(repo, name, **options):
+        calls.append((repo, name, options))
+        return file
+
+    monkeypatch.setattr("diffusion_core.models.single_file.find_file", find)
+    FluxTransformer2DModel.from_single_file(given)
+    assert calls == [asked]
+
+
 def test_broken_files_are_named(file, tmp_path):
     content = file.read_bytes()
     broken = {

@@ -1,5 +1,6 @@
 """Quantised weights under every placement: the same numbers, fewer bytes, taken back, or refused before anything."""
 
+import re
 from functools import cache
 from pathlib import Path
 from tempfile import mkdtemp
@@ -282,3 +283,15 @@ def test_pipelines_under_every_mode(mode):
 def test_pipelines_over_devices(device_map):
     expected = draw(load_pipeline())
     assert torch.equal(draw(load_pipeline(device_map=device_map)), expected)
+
+
+def test_plans_count_the_quantised_bytes():
+    pipe = load_pipeline()
+    expected = draw(pipe)
+    plain = FluxPipeline.from_pretrained(saved_pipeline(), torch_dtype=torch.bfloat16)
+    texts = [str(each.plan_memory("10MB")) for each in (pipe, plain)]
+    quantised, whole = (float(re.findall(r"all on the device +([\d.]+) KiB", text)[0]) for text in texts)
+    assert quantised < 0.95 * whole
+    pipe.fit_memory("166KiB")
+    for _ in range(2):
+        assert torch.equal(draw(pipe), expected)
