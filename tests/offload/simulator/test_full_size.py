@@ -27,7 +27,7 @@ def test_every_mode_is_predicted_in_a_minute_and_two_gigabytes(family):
     assert peaks["fp8, leaves, stream, VAE tiling"] == min(peaks.values())
 
 
-@pytest.mark.parametrize("mode", ["group offload, blocks, stream", "fp8, leaves, stream, VAE tiling"])
+@pytest.mark.parametrize("mode", ["group offload, blocks, stream", "model offload, denoiser by blocks, stream"])
 def test_the_two_transformers_of_wan_fit_a_card_of_24_gigabytes(mode):
     """57 GB of weights besides the encoder's 11, and films of 81 frames; the card refuses what does not fit."""
     if (reason := unavailable()) is not None:
