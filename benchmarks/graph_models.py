@@ -469,7 +469,7 @@ SUBJECTS = [
             "num_attention_heads": 2,
             "joint_attention_dim": 12,
             "caption_projection_dim": 16,
-            "pos_embed_max_size": 64,
+            "pos_embed_max_size": 256,
         },
         auraflow,
     ),

@@ -84,7 +84,8 @@ def row(subject: Subject, backend: str) -> str:
     with with_sizes_apart():
         dynamic, more = whole(subject, subject.calls(), backend, dynamic=True)
         blocks = "none"
-        if any(type(part).__name__ in subject.kind._repeated_blocks for part in subject.model().modules()):
+        repeated = subject.kind._repeated_blocks if subject.method != "encode" else []
+        if any(type(part).__name__ in repeated for part in subject.model().modules()):
             first, later, also = by_block(subject, subject.calls(), backend, dynamic=True)
             blocks, more = f"{first} + {later}", max(more, also)
     return f"| `{subject}` | {static} | {dynamic} | {blocks} | {max(most, more):.1g} |"

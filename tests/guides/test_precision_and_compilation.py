@@ -1,5 +1,8 @@
 """Rows 20 to 31 of the guide "Precision and compilation", as users write them; row 26 also on a simulated device."""
 
+import re
+import shutil
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +19,7 @@ from diffusion_core import (
     UNet2DConditionModel,
 )
 from diffusion_core.errors import DiffusionCoreError
+from diffusion_core.models.layers.rotary import RotaryTable
 
 from .repos import FLUX, SD, SDXL, draw, expected, repo, same
 
@@ -186,3 +190,42 @@ def test_row_31_everything_together(backend: str) -> None:
     pipeline.vae.decode = torch.compile(pipeline.vae.decode, mode="max-autotune", fullgraph=True, backend=backend)
     # bfloat16 keeps 8 bits, and inductor leaves out roundings in between.
     assert float((draw(pipeline, SDXL) - draw(plain, SDXL)).abs().mean()) < 0.02
+
+
+def traced_block(pipeline: Any) -> tuple[Any, Any]:
+    """The first of the single blocks, and a call of it as the guide has it."""
+    blocks, calls = pipeline.transformer.single_transformer_blocks, []
+    handle = blocks[0].register_forward_pre_hook(lambda _, args, kwargs: calls.append((args, kwargs)), with_kwargs=True)
+    draw(pipeline, FLUX)
+    handle.remove()
+    return blocks, calls[0]
+
+
+def test_row_31_a_block_is_exported_saved_and_loaded(tmp_path) -> None:
+    pipeline = FluxPipeline.from_pretrained(repo(FLUX))
+    blocks, (args, kwargs) = traced_block(pipeline)
+    with torch.no_grad():
+        torch.export.save(torch.export.export(blocks[0], args, kwargs), tmp_path / "block.pt2")
+        with torch.serialization.safe_globals([RotaryTable]):  # among the example's inputs
+            program = torch.export.load(tmp_path / "block.pt2")
+        assert torch.allclose(program.module()(*args, **kwargs), blocks[0](*args, **kwargs), atol=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a C++ compiler")
+def test_row_31_aot_inductor(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The example of docs/compile.md: its code is exported, saved, and loaded for every block."""
+    monkeypatch.chdir(tmp_path)
+    page = (Path(__file__).resolve().parents[2] / "docs" / "compile.md").read_text(encoding="utf-8")
+    (example,) = (code for code in re.findall(r"```py\n(.*?)```", page, re.DOTALL) if "aoti_load_package" in code)
+    pipeline = FluxPipeline.from_pretrained(repo(FLUX))
+
+    def pipe(prompt: str, num_inference_steps: int) -> None:
+        draw(pipeline, FLUX, prompt=[prompt], num_inference_steps=num_inference_steps)
+
+    pipe.transformer = pipeline.transformer  # type: ignore[attr-defined]
+    exec(compile(example, "compile.md", "exec"), {"pipe": pipe, "torch": torch})
+    assert (tmp_path / "block.pt2").stat().st_size > 10_000
+    for block in pipeline.transformer.single_transformer_blocks:
+        assert type(block.forward).__name__ == "AOTICompiledModel"
+    assert same(draw(pipeline, FLUX), expected(FLUX), 1e-4)
