@@ -129,8 +129,8 @@ FAMILIES = {
         borrowed={"tokenizer": _T5},
     ),
     "wan": _wan("Wan-AI/Wan2.1-T2V-14B-Diffusers"),
-    # Both of its transformers take a part of the steps, and the first of four steps do not show the second.
-    "wan-a14b": _wan("Wan-AI/Wan2.2-T2V-A14B-Diffusers", taken=4),
+    # Its transformers share the steps: the last two of six, and the last of three, are the second's.
+    "wan-a14b": _wan("Wan-AI/Wan2.2-T2V-A14B-Diffusers", taken=6),
     "ltx": Family(
         "Lightricks/LTX-Video", "LTXPipeline", size=(512, 704), frames=161, steps=50, borrowed={"tokenizer": _T5}
     ),
