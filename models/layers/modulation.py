@@ -45,6 +45,7 @@ class Modulating(nn.Module):
 
     maker: ClassVar[str] = "linear"
     made_as: str = ""
+    linear: nn.Module
 
     def make(self, emb: Vector) -> Tensor:
         """All vectors one after another, (B, n * C), from the conditioning vector (B, C)."""
