@@ -29,11 +29,17 @@ Tensors = list[torch.Tensor]
 def chain_of(model: nn.Module) -> tuple[list[str], bool]:
     """The parts that run one after another, and whether they are the halves of a UNet.
 
+    Refiners prepare one kind of tokens, before the chain begins.
+
     Raises:
         ValueError: if the model is neither a chain of two blocks or more, nor a UNet.
     """
     declared = getattr(model, "_repeated_blocks", None) or ()
-    blocks = [name for name, part in submodules(model) if type(part).__name__ in declared and name.count(".") == 1]
+    blocks = [
+        name
+        for name, part in submodules(model)
+        if type(part).__name__ in declared and name.count(".") == 1 and "refiner" not in name
+    ]
     if len(blocks) > 1:
         return blocks, False
     if {"down_blocks", "up_blocks"} <= {name for name, _ in model.named_children()}:
