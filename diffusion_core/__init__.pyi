@@ -99,6 +99,8 @@ from .pipelines.flux.redux import FluxPriorReduxPipeline as FluxPriorReduxPipeli
 from .pipelines.flux.redux import ReduxImageEncoder as ReduxImageEncoder
 from .pipelines.hunyuan_video.output import HunyuanVideoPipelineOutput as HunyuanVideoPipelineOutput
 from .pipelines.hunyuan_video.pipeline import HunyuanVideoPipeline as HunyuanVideoPipeline
+from .pipelines.ltx.condition import LTXConditionPipeline as LTXConditionPipeline
+from .pipelines.ltx.condition import LTXVideoCondition as LTXVideoCondition
 from .pipelines.ltx.image2video import LTXImageToVideoPipeline as LTXImageToVideoPipeline
 from .pipelines.ltx.output import LTXPipelineOutput as LTXPipelineOutput
 from .pipelines.ltx.pipeline import LTXPipeline as LTXPipeline

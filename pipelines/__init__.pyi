@@ -38,6 +38,8 @@ from .flux.redux import FluxPriorReduxPipeline as FluxPriorReduxPipeline
 from .flux.redux import ReduxImageEncoder as ReduxImageEncoder
 from .hunyuan_video.output import HunyuanVideoPipelineOutput as HunyuanVideoPipelineOutput
 from .hunyuan_video.pipeline import HunyuanVideoPipeline as HunyuanVideoPipeline
+from .ltx.condition import LTXConditionPipeline as LTXConditionPipeline
+from .ltx.condition import LTXVideoCondition as LTXVideoCondition
 from .ltx.image2video import LTXImageToVideoPipeline as LTXImageToVideoPipeline
 from .ltx.output import LTXPipelineOutput as LTXPipelineOutput
 from .ltx.pipeline import LTXPipeline as LTXPipeline

@@ -45,6 +45,8 @@ class LTXBase(FilmPipeline):
     _output: ClassVar[type[Any]] = LTXPipelineOutput
     _usual_scale: ClassVar[int] = 32
     _usual_frame_scale: ClassVar[int] = 8
+    # Whether T5 does not see padding either.
+    _masks_text: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -196,7 +198,9 @@ class LTXBase(FilmPipeline):
                 texts, given = as_prompts(getattr(prompts, name), count, name), made.get("prompt_embeds")
                 # Both go through the transformer together.
                 length = prompts.max_sequence_length if given is None else given.shape[1]
-                text = encode_t5(texts, self.tokenizer, self.text_encoder, length=length, device=device)
+                text = encode_t5(
+                    texts, self.tokenizer, self.text_encoder, length=length, masked=self._masks_text, device=device
+                )
                 embeds, mask = text.embeds, text.mask
                 truncated = text.truncated if name == "prompt" else truncated
             made[f"{name}_embeds"] = self._per_picture(embeds, prompts, count, device)
@@ -219,10 +223,11 @@ class LTXBase(FilmPipeline):
         return schedule if call.timesteps is None else {**schedule, "sigmas": None, "timesteps": call.timesteps}
 
     def _constants(self, call: Call, tensors: Tensors) -> Tensors:
-        """The film's size in tokens, and what a latent is worth in seconds and pixels."""
+        """Where the tokens lie: the film's size in tokens, and what a latent is worth in seconds and pixels."""
         side = float(self.vae_scale_factor)
+        sizes = dict(zip(("num_frames", "height", "width"), self._grid(*call.task.size), strict=True))
         scale = (self.vae_scale_factor_temporal / self.frame_rate, side, side)
-        return {"grid": self._grid(*call.task.size), "scale": scale}
+        return {"places": {**sizes, "rope_interpolation_scale": scale}}
 
     def _times(self, timestep: torch.Tensor, tensors: Tensors) -> torch.Tensor:
         """How noisy the transformer is told the films (N,), or their tokens (N, S), to be."""
@@ -230,16 +235,12 @@ class LTXBase(FilmPipeline):
 
     def _predict(self, index: int, timestep: torch.Tensor, sample: torch.Tensor, tensors: Tensors) -> torch.Tensor:
         guided, times = self.do_classifier_free_guidance, self._times(timestep, tensors)
-        frames, rows, columns = tensors["grid"]
         prediction = self.transformer(
             (torch.cat([sample, sample]) if guided else sample).to(self.transformer.dtype),
             encoder_hidden_states=tensors["prompt_embeds"],
             timestep=torch.cat([times, times]) if guided else times,
             encoder_attention_mask=tensors["prompt_attention_mask"],
-            num_frames=frames,
-            height=rows,
-            width=columns,
-            rope_interpolation_scale=tensors["scale"],
+            **tensors["places"],
             attention_kwargs=self.attention_kwargs,
             return_dict=False,
         )[0].float()

@@ -134,7 +134,7 @@ class LTXImageToVideoPipeline(LTXBase):
     def _constants(self, call: Call, tensors: Tensors) -> Tensors:
         """Besides, which tokens are noisy, (N, S)."""
         constants, latents = super()._constants(call, tensors), tensors["latents"]
-        _, rows, columns = constants["grid"]
+        _, rows, columns = self._grid(*call.task.size)
         noisy = latents.new_ones(latents.shape[:2])
         noisy[:, : rows * columns] = 0
         return {**constants, "noisy": noisy, "kept": rows * columns}
