@@ -22,6 +22,7 @@ from ..offload.casting import compute_dtypes
 from ..offload.checkpoint import Checkpoint
 from ..offload.dtypes import dtype_named, parse_dtype
 from ..offload.engine import execution_device, placement_of
+from ..offload.gates import take_compiled
 from ..offload.layout import read_request
 from ..offload.loading import LoadOptions, build_without_weights, load_into, planned_bytes
 from ..offload.memory_format import pays_channels_last, to_memory_format
@@ -95,6 +96,11 @@ class Model(ConfigMixin, OffloadMixin, SpeedMixin, nn.Module):
             if config is None or name not in config or name.startswith("_"):
                 raise
             return config[name]
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """As for any module. `vae.decode = torch.compile(vae.decode)` goes behind what a memory mode does first."""
+        if not take_compiled(self, name, value):
+            super().__setattr__(name, value)
 
     @classmethod
     def from_pretrained(

@@ -73,6 +73,16 @@ class Override:
             return cast("Any", module)._call_impl
         return getattr(type(module), self._attribute).__get__(module)
 
+    @property
+    def _torchdynamo_orig_callable(self) -> Callable[..., Any]:
+        """What `torch.compile(module.method)` compiles: the method itself. `take_compiled` puts it behind the gate."""
+        return self.original
+
+    @property
+    def _torchdynamo_wrapper_id(self) -> int:
+        """Torch looks at the above only where this is the very object that it was told of."""
+        return id(self)
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.around(self.original, *args, **kwargs)
 
@@ -94,6 +104,15 @@ def remove_override(module: nn.Module, attribute: str, around: Callable[..., Any
         if isinstance(found, Override) and found.around == around:
             found.around = _plainly
         found = getattr(found, "before", None)
+
+
+def take_compiled(module: nn.Module, attribute: str, value: Any) -> bool:
+    """Let a compiled method that is assigned to a module go behind the gate that stands there; False if none does."""
+    override = module.__dict__.get(attribute)
+    if not isinstance(override, Override) or not hasattr(value, "_torchdynamo_orig_callable"):
+        return False
+    override.before = value
+    return True
 
 
 def _plainly(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
