@@ -75,7 +75,7 @@ class Pipeline(PlacementMixin, PipelineSpeedMixin, ConfigMixin):
         return self
 
     def __getstate__(self) -> dict[str, Any]:
-        return {key: value for key, value in self.__dict__.items() if key != "_runs"}
+        return {key: value for key, value in self.__dict__.items() if key not in ("_runs", "prompt_cache")}
 
     # ---- components and config ----
 

@@ -1,5 +1,7 @@
 """The cache of prompts: encoders are asked once, and asked again once they have changed."""
 
+import copy
+
 import pytest
 import torch
 
@@ -99,3 +101,9 @@ def test_no_more_bytes_than_the_limit_and_edits_stay_outside() -> None:
     made.enable_prompt_cache(0)
     made.encode_prompt("picture 1", max_sequence_length=8)
     assert len(made.prompt_cache) == 0
+
+
+def test_copies_of_a_pipeline_have_no_cache() -> None:
+    made = loaded(QUICK[1])
+    made.enable_prompt_cache()
+    assert copy.deepcopy(made).prompt_cache is None
