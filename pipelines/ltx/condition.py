@@ -237,7 +237,7 @@ class FilmWithConditions(Film):
         latents: torch.Tensor | None,
         strength: float,
     ) -> None:
-        self.conditions, self.asked, self.num_frames = conditions, (height, width), num_frames
+        self.listed, self.asked, self.num_frames = conditions, (height, width), num_frames
         self.latents, self.share = latents, strength
 
     def prepare(self, pipe: Any, call: Call, batch: int) -> None:
@@ -251,9 +251,9 @@ class FilmWithConditions(Film):
             check_latents(self.latents, pipe._latent_shape(batch, *self.size))
         elif self.strength is not None:
             raise ValueError(f"denoise_strength={self.share} goes a part of the way from latents: pass these")
-        if self.conditions:
+        if self.listed:
             pipe._check_present("vae", remedy="leave out image, video and conditions")
-        self.pixels = [self._read(pipe, condition) for condition in self.conditions]
+        self.pixels = [self._read(pipe, condition) for condition in self.listed]
 
     def _read(self, pipe: Any, condition: LTXVideoCondition) -> torch.Tensor:
         """The pixels (N, C, F, H, W) of a condition, as many frames as have room and fill latents."""
@@ -285,7 +285,7 @@ class FilmWithConditions(Film):
         assert latents is not None
         latents, frames = latents.clone(), latents.new_zeros(latents.shape[2])
         shown: list[tuple[torch.Tensor, torch.Tensor, float]] = []
-        for condition, pixels in zip(self.conditions, self.pixels, strict=True):
+        for condition, pixels in zip(self.listed, self.pixels, strict=True):
             found = spread(self._encoded(pipe, pixels), self.count, self.batch, "image").to(**placed)
             shown += self._put(pipe, latents, frames, found, condition)
         # The tokens of a frame lie side by side.
@@ -327,7 +327,7 @@ class FilmWithConditions(Film):
     def _shaken(self, steps: Steps, index: int, tensors: Tensors) -> torch.Tensor:
         """The latents before step `index`: conditions of strength 1 get noise by the square of the time."""
         latents = tensors["latents"]
-        if not self.conditions or not self.noise_scale > 0:
+        if not self.listed or not self.noise_scale > 0:
             return latents
         noise = randn_tensor(latents.shape, generator=self.generator, device=latents.device, dtype=latents.dtype)
         noised = self.clean + self.noise_scale * noise * (steps.timesteps[index] / 1000) ** 2
