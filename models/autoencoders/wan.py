@@ -99,7 +99,8 @@ class AutoencoderKLWan(CausalAutoencoder):
     @property
     def spatial_compression_ratio(self) -> int:
         """Pixels to a latent, in height and in width."""
-        return super().spatial_compression_ratio * self.patch
+        # Not by `super()`, whose properties torch.compile does not follow.
+        return 2 ** len(self.config["temperal_downsample"]) * self.patch
 
     @property
     def _film_channels(self) -> int:
