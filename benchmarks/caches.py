@@ -33,7 +33,7 @@ from diffusion_core import (
 )
 from diffusion_core.shapes import GUIDANCE_SCALE, STEPS, shapes_folder
 
-ROUNDS, STEPS_A_RUN = 3, 4
+ROUNDS, STEPS_A_RUN = 5, 4
 # Cut-downs: fewer layers, small pictures, and of FLUX a third of the width; bfloat16 as they are used.
 SD15 = {
     "sample_size": 32,
