@@ -2,6 +2,8 @@
 
 import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -229,3 +231,13 @@ def test_row_31_aot_inductor(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
     for block in pipeline.transformer.single_transformer_blocks:
         assert type(block.forward).__name__ == "AOTICompiledModel"
     assert same(draw(pipeline, FLUX), expected(FLUX), 1e-4)
+
+
+def test_row_27_latency_and_memory_by_a_script(tmp_path) -> None:
+    """The guide links to scripts that print tables; here it is one command."""
+    command = [sys.executable, "-m", "benchmarks", "run", "import", "--rounds", "1", "--output", str(tmp_path)]
+    root = Path(__file__).resolve().parents[2]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=300, check=True)
+    table = next(tmp_path.glob("*.md")).read_text(encoding="utf-8")
+    assert "python -m benchmarks run" in table and "| " in done.stdout + table
+    assert re.search(r"\d\.\d+", table) and re.search(r"memory|MB", table)
