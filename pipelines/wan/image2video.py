@@ -185,10 +185,10 @@ class WanImageToVideoPipeline(WanBase):
                 raise ValueError("image_embeds is given, but the transformer takes none (image_dim is None)")
             return
         if (task.last_image is not None) != (config.pos_embed_seq_len is not None):
-            kind = "only a first frame" if config.pos_embed_seq_len is None else "a first and a last frame"
-            raise ValueError(
-                f"the transformer was trained for {kind}: pass last_image for those with both, and no other"
-            )
+            kind = "a first and a last frame: pass last_image"
+            if config.pos_embed_seq_len is None:
+                kind = "a first frame alone: leave last_image out"
+            raise ValueError(f"the transformer was trained for {kind}")
         if embeds is None:
             self._check_present("image_encoder", "image_processor", remedy="pass image_embeds")
         elif embeds.ndim != 3 or embeds.shape[2] != config.image_dim:
