@@ -124,6 +124,7 @@ _ALL = [
             sides=(OURS, THEIRS, TUNED),
             goals=goals,
             shown=("seconds", "cpu_seconds", "of_peak"),
+            rounds=2,
             short=short,
         )
         for name, title in (
@@ -143,7 +144,7 @@ _ALL = [
             sides=(OURS, THEIRS, TUNED),
             goals=goals,
             shown=("seconds", "cpu_seconds", "of_peak", "anonymous_mb"),
-            rounds=3 if latents == 64 else 2,
+            rounds=2,
             short=(latents, dtype) == (64, "bfloat16"),
         )
         for latents in (64, 128)
