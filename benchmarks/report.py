@@ -120,7 +120,11 @@ def draw(results: Sequence[Result], path: Path) -> bool:
     axes.set_yticks(range(len(bars)), [label for label, _, _ in reversed(bars)], fontsize=7.5)
     axes.set_xscale("log")
     axes.axvline(1, color="black", linewidth=0.8)
-    axes.set_xlabel("ours / the reference's; less is better; yellow: the aim; black: the spread of the rounds")
+    axes.set_xlabel("ours / the reference's: less is better\nyellow: the aim; black: the spread of the rounds")
+    least, greatest = axes.get_xlim()
+    ticks = [tick for tick in (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10) if least <= tick <= greatest]
+    axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+    axes.minorticks_off()
     axes.set_ylim(-0.8, len(bars) - 0.2)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
