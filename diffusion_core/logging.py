@@ -3,7 +3,7 @@
 import logging
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from logging import CRITICAL, DEBUG, ERROR, INFO, WARNING
 from typing import Any
@@ -62,6 +62,10 @@ def set_verbosity_error() -> None:
     set_verbosity(ERROR)
 
 
+# transformers imports torchao where it is installed, which tells of each of its kernels that this system lacks.
+_TOLD_AT_IMPORT = ("torchao", "torch.utils._pytree")
+
+
 class _Hush:
     """What transformers said before the first of the contexts that are open, and how many are."""
 
@@ -76,9 +80,29 @@ def transformers_quiet() -> Iterator[None]:
 
     What it warns of by default, such as which of its image processors it takes, is no news to users of a pipeline.
     """
-    if "transformers" not in sys.modules:
+    with _without_warnings(_TOLD_AT_IMPORT):
+        if "transformers" in sys.modules:
+            with _hushed():
+                yield
+        else:
+            yield
+
+
+@contextmanager
+def _without_warnings(names: Sequence[str]) -> Iterator[None]:
+    loggers = [logging.getLogger(name) for name in names]
+    levels = [each.level for each in loggers]
+    for each in loggers:
+        each.setLevel(max(each.level, ERROR))
+    try:
         yield
-        return
+    finally:
+        for each, level in zip(loggers, levels, strict=True):
+            each.setLevel(level)
+
+
+@contextmanager
+def _hushed() -> Iterator[None]:
     import transformers.utils.logging as theirs
     from huggingface_hub.utils import are_progress_bars_disabled
 

@@ -15,6 +15,7 @@ from .families import CASES, FAMILIES, Family, loaded, pipe
 @pytest.fixture(autouse=True)
 def forget_graphs() -> Any:
     torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
     yield
     torch._dynamo.reset()
 
