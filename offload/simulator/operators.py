@@ -56,7 +56,7 @@ def execute(op: Any, *args: Any, **kwargs: Any) -> Any:
 
     Raises:
         RuntimeError: tensors on different devices, or a generator of another device.
-        NotImplementedError: arithmetic on an 8-bit float dtype.
+        Float8ArithmeticError: arithmetic on an 8-bit float dtype.
         torch.OutOfMemoryError: the result does not fit.
     """
     if op._schema.name.startswith("aten::bitwise_"):
@@ -78,6 +78,13 @@ def _map(value: Any, change: Callable[[Any], Any]) -> Any:
         items = [change(item) for item in cast("list[Any]", value)]
         return tuple(items) if isinstance(value, tuple) else items
     return change(value)
+
+
+class Float8ArithmeticError(NotImplementedError):
+    """A simulated device was asked to compute with 8-bit floats, which devices store and do not compute with.
+
+    Its base is what torch raises for this on CUDA, so that code which catches that works alike here.
+    """
 
 
 class _Call:
@@ -148,8 +155,7 @@ class _Call:
             return
         for tensor in self.tensors:
             if tensor.dtype in _FLOAT8:
-                # The error is the feature: its type is the one that CUDA raises here.
-                raise NotImplementedError(
+                raise Float8ArithmeticError(
                     f'"{self.base}" is not implemented for {tensor.dtype} on {tensor.device}; '
                     "cast to a wider dtype first, as devices store 8-bit floats but do not compute with them."
                 )
